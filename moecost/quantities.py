@@ -30,6 +30,7 @@ class Matrix:
     copies : how many a layer.
     is_linear : an `nn.Linear` in the model's class (4-bit loaders and `all-linear` see only these).
     bias : parameters of its bias, 0 or `out_features`.
+    copies_per_token : copies that one token passes (top-k for experts); None: all of them.
     """
 
     kernel: str
@@ -40,6 +41,12 @@ class Matrix:
     copies: int = 1
     is_linear: bool = True
     bias: int = 0
+    copies_per_token: int | None = None
+
+    @property
+    def used_copies(self) -> int:
+        """Copies that one token passes, a layer."""
+        return self.copies if self.copies_per_token is None else min(self.copies, self.copies_per_token)
 
     @property
     def weights(self) -> int:
@@ -124,4 +131,6 @@ class Model:
     layers: tuple[Layers, ...]
     embedding: Matrix
     head: Matrix
-    extra_parameters: int = 0  # final norm, learned positions, vision tower ...
+    extra_parameters: int = 0  # all others: final norm, learned positions, vision tower ...
+    final_norm_parameters: int = 0  # of the extra ones
+    vision_parameters: int = 0  # of the extra ones
