@@ -92,9 +92,7 @@ class DatasetSpec(BaseModel):
     @classmethod
     def _count_queries(cls, data: Any) -> Any:
         if isinstance(data, Mapping) and data.get("num_queries") is None:
-            counts = _counts_of(data.get("histogram"))
-            if counts is not None:
-                return {**data, "num_queries": counts}
+            return {**data, "num_queries": _sum_of_counts(data.get("histogram"))}
         return data
 
     @model_validator(mode="after")
@@ -183,15 +181,14 @@ def _distribution(histogram: LengthHistogram, num_queries: int) -> LengthDistrib
     return LengthDistribution.from_histogram(histogram.lengths, [count * scale for count in histogram.counts])
 
 
-def _counts_of(histogram: object) -> int | None:
-    if isinstance(histogram, LengthHistogram):
-        return round(sum(histogram.counts))
-    counts = histogram.get("counts") if isinstance(histogram, Mapping) else None
+def _sum_of_counts(histogram: object) -> int:
+    """Queries of a histogram not yet checked; 1 where it is wrong, so that its own check names what is."""
+    counts = histogram.get("counts") if isinstance(histogram, Mapping) else getattr(histogram, "counts", None)
     if not isinstance(counts, Sequence) or not all(
         isinstance(c, int | float) and 0 <= c <= MAX_QUERIES for c in counts
     ):
-        return None  # the field's own check will name what is wrong
-    return round(sum(counts))
+        return 1
+    return max(1, round(sum(counts)))
 
 
 # --- built-in sets and spec files
