@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Annotated, Any, Final, Self
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, Strict, ValidationError, model_validator
+from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from moecost.errors import InvalidInputError, UnknownNameError
 from moecost.lengths import MAX_LENGTH, LengthDistribution
+from moecost.sources import FROZEN, SourcedSpec
 from moecost.units import MEGA
 
 LENGTH_FIELDS: Final = ("length", "num_tokens", "seq_len_tokens", "tokens", "input_ids")
@@ -27,18 +28,8 @@ MAX_FILE_BYTES: Final = 200 * MEGA
 MAX_QUERIES: Final = 10**12
 
 _BUILT_IN: Final = Path(__file__).parent / "data" / "datasets"
-_STRICT: Final = ConfigDict(frozen=True, extra="forbid", strict=True)
-_Positive = Annotated[int, Field(ge=1, le=MAX_LENGTH)]
-_Count = Annotated[float, Field(ge=0, le=MAX_QUERIES, allow_inf_nan=False)]
-
-
-class DatasetSource(BaseModel):
-    """Where the figures of a data set come from."""
-
-    model_config = _STRICT
-    title: str
-    url: str = ""
-    date: str = ""
+_Length = Annotated[int, Field(ge=1, le=MAX_LENGTH)]
+_Count = Annotated[float, Field(ge=0, le=MAX_QUERIES)]
 
 
 class LengthHistogram(BaseModel):
@@ -48,13 +39,11 @@ class LengthHistogram(BaseModel):
     ----------
     lengths : lengths that occur. [token]
     counts : queries of each. [query]
-    source : which of the data set's sources it is from.
     """
 
-    model_config = _STRICT
-    lengths: Annotated[tuple[_Positive, ...], Strict(False)] = Field(min_length=1)
-    counts: Annotated[tuple[_Count, ...], Strict(False)] = Field(min_length=1)
-    source: str = ""
+    model_config = FROZEN
+    lengths: tuple[_Length, ...] = Field(min_length=1)
+    counts: tuple[_Count, ...] = Field(min_length=1)
 
     @model_validator(mode="after")
     def _same_length(self) -> Self:
@@ -65,7 +54,7 @@ class LengthHistogram(BaseModel):
         return self
 
 
-class DatasetSpec(BaseModel):
+class DatasetSpec(SourcedSpec):
     """A data set, as far as its cost depends on it.
 
     Attributes
@@ -73,20 +62,16 @@ class DatasetSpec(BaseModel):
     name, aliases, description : what it is called, and is.
     num_queries : training queries of an epoch; where not given, the histogram's sum. [query]
     histogram : queries by length.
-    sources, notes : where the figures come from, and what to know about them.
 
     >>> DatasetSpec.load("math-14k").num_queries
     13921
     """
 
-    model_config = _STRICT
     name: str = Field(min_length=1)
-    aliases: Annotated[tuple[str, ...], Strict(False)] = ()
+    aliases: tuple[str, ...] = ()
     description: str = ""
     num_queries: int = Field(ge=1, le=MAX_QUERIES)
     histogram: LengthHistogram
-    sources: dict[str, DatasetSource] = Field(default_factory=dict)
-    notes: str = ""
 
     @model_validator(mode="before")
     @classmethod
@@ -94,13 +79,6 @@ class DatasetSpec(BaseModel):
         if isinstance(data, Mapping) and data.get("num_queries") is None:
             return {**data, "num_queries": _sum_of_counts(data.get("histogram"))}
         return data
-
-    @model_validator(mode="after")
-    def _known_source(self) -> Self:
-        if self.histogram.source and self.histogram.source not in self.sources:
-            known = ", ".join(self.sources) or "none"
-            raise ValueError(f"histogram.source {self.histogram.source!r} is not among the sources ({known}).")
-        return self
 
     @classmethod
     def load(cls, name_or_path: str | Path) -> DatasetSpec:
@@ -122,7 +100,7 @@ class DatasetSpec(BaseModel):
         if path.suffix.lower() in (".yaml", ".yml"):
             return _spec_from_yaml(path)
         lengths, counts = _read_csv(path) if path.suffix.lower() == ".csv" else (_read_lines(path), None)
-        return cls._from_values(lengths, counts, name=path.stem, notes=f"Lengths read from {path.name}.")
+        return cls._from_values(lengths, counts, name=path.stem, notes=(f"Lengths read from {path.name}.",))
 
     @classmethod
     def from_lengths(cls, lengths: Sequence[int], name: str = "lengths") -> DatasetSpec:
@@ -140,7 +118,7 @@ class DatasetSpec(BaseModel):
 
     @classmethod
     def _from_values(
-        cls, lengths: Sequence[int], counts: Sequence[float] | None, *, name: str, notes: str = ""
+        cls, lengths: Sequence[int], counts: Sequence[float] | None, *, name: str, notes: tuple[str, ...] = ()
     ) -> DatasetSpec:
         made = (
             LengthDistribution.from_lengths(lengths)
@@ -214,12 +192,12 @@ def _names_and_aliases() -> list[str]:
 
 @lru_cache(maxsize=64)
 def _built_in(path: Path) -> DatasetSpec:
-    return _spec_from_yaml(path)
+    return _spec_from_yaml(path, from_file=True)
 
 
-def _spec_from_yaml(path: Path) -> DatasetSpec:
+def _spec_from_yaml(path: Path, *, from_file: bool = False) -> DatasetSpec:
     try:
-        return DatasetSpec.model_validate(_read_yaml(path))
+        return DatasetSpec.model_validate(_read_yaml(path), context={"from_file": from_file})
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
