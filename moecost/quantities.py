@@ -31,6 +31,8 @@ class Matrix:
     is_linear : an `nn.Linear` in the model's class (4-bit loaders and `all-linear` see only these).
     bias : parameters of its bias, 0 or `out_features`.
     copies_per_token : copies that one token passes (top-k for experts); None: all of them.
+    fused : parameter that holds it where a stack fuses experts into 3-D tensors (transformers 5), "" where it stays a
+        module of its own; a fused matrix is no `nn.Linear` there.
     """
 
     kernel: str
@@ -42,6 +44,7 @@ class Matrix:
     is_linear: bool = True
     bias: int = 0
     copies_per_token: int | None = None
+    fused: str = ""
 
     @property
     def used_copies(self) -> int:
@@ -134,3 +137,4 @@ class Model:
     extra_parameters: int = 0  # all others: final norm, learned positions, vision tower ...
     final_norm_parameters: int = 0  # of the extra ones
     vision_parameters: int = 0  # of the extra ones
+    fused_adapters: bool = False  # PEFT turns names of experts and router into adapters on the fused parameters
