@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import csv
 import json
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Final, Self
 
-import yaml
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
-from moecost.errors import InvalidInputError, UnknownNameError
+from moecost.catalog import Index, data_folder, explain, load_spec_file, read_yaml
+from moecost.errors import InvalidInputError
 from moecost.lengths import MAX_LENGTH, LengthDistribution
 from moecost.sources import FROZEN, SourcedSpec
 from moecost.units import MEGA
@@ -27,7 +26,6 @@ MAX_FILE_BYTES: Final = 200 * MEGA
 """Larger files are refused: token counts of ten million queries take less. [byte]"""
 MAX_QUERIES: Final = 10**12
 
-_BUILT_IN: Final = Path(__file__).parent / "data" / "datasets"
 _Length = Annotated[int, Field(ge=1, le=MAX_LENGTH)]
 _Count = Annotated[float, Field(ge=0, le=MAX_QUERIES)]
 
@@ -42,8 +40,8 @@ class LengthHistogram(BaseModel):
     """
 
     model_config = FROZEN
-    lengths: tuple[_Length, ...] = Field(min_length=1)
-    counts: tuple[_Count, ...] = Field(min_length=1)
+    lengths: tuple[_Length, ...]
+    counts: tuple[_Count, ...]
 
     @model_validator(mode="after")
     def _same_length(self) -> Self:
@@ -87,18 +85,22 @@ class DatasetSpec(SourcedSpec):
         JSONL and TXT hold one whole number a line, JSONL also objects with one of `LENGTH_FIELDS`. A CSV holds one
         column, or one with such a name; with a column of `COUNT_FIELDS` beside it, a histogram.
         """
-        known = _built_in_paths()
-        if isinstance(name_or_path, str) and _plain(name_or_path) in known:
-            return _built_in(known[_plain(name_or_path)])
+        if not isinstance(name_or_path, str | Path) or not str(name_or_path).strip():
+            raise InvalidInputError(
+                f"dataset is {name_or_path!r}; give a name ({', '.join(dataset_names())}) or a path."
+            )
+        found = _index().get(name_or_path) if isinstance(name_or_path, str) else None
+        if found is not None:
+            return _built_in(found)
         path = Path(name_or_path).expanduser()
         if path.suffix.lower() not in SUFFIXES:
             if path.exists():
                 raise InvalidInputError(f"{path}: cannot tell what is in it; name it {', '.join(SUFFIXES)}.")
             hint = f"Known: {', '.join(dataset_names())}; or give the path of a file ({', '.join(SUFFIXES)})."
-            raise UnknownNameError("data set", str(name_or_path), _names_and_aliases(), hint)
+            return _built_in(_index().find(str(name_or_path), hint))
         _check_file(path)
         if path.suffix.lower() in (".yaml", ".yml"):
-            return _spec_from_yaml(path)
+            return _from_yaml(path)
         lengths, counts = _read_csv(path) if path.suffix.lower() == ".csv" else (_read_lines(path), None)
         return cls._from_values(lengths, counts, name=path.stem, notes=(f"Lengths read from {path.name}.",))
 
@@ -143,13 +145,13 @@ class DatasetSpec(SourcedSpec):
         return self.lengths().mean
 
 
-def dataset_names() -> list[str]:
+def dataset_names() -> tuple[str, ...]:
     """Names of the built-in data sets.
 
     >>> dataset_names()
-    ['commonsense-15k', 'math-14k']
+    ('commonsense-15k', 'math-14k')
     """
-    return sorted({path.stem for path in _built_in_paths().values()})
+    return _index().names
 
 
 @lru_cache(maxsize=64)
@@ -169,49 +171,26 @@ def _sum_of_counts(histogram: object) -> int:
     return max(1, round(sum(counts)))
 
 
-# --- built-in sets and spec files
+@cache
+def _index() -> Index:
+    return Index(data_folder("data") / "datasets", "data set")
 
 
-def _plain(name: str) -> str:
-    return re.sub(r"[^a-z0-9.]+", "-", name.strip().lower())
+@cache
+def _built_in(name: str) -> DatasetSpec:
+    return load_spec_file(_index().path(name), DatasetSpec)
 
 
-@lru_cache(maxsize=1)
-def _built_in_paths() -> dict[str, Path]:
-    """Path by plain name and alias."""
-    found: dict[str, Path] = {}
-    for path in sorted(_BUILT_IN.glob("*.yaml")):
-        for name in (path.stem, *_built_in(path).aliases):
-            found[_plain(name)] = path
-    return found
-
-
-def _names_and_aliases() -> list[str]:
-    return [name for path in set(_built_in_paths().values()) for name in (path.stem, *_built_in(path).aliases)]
-
-
-@lru_cache(maxsize=64)
-def _built_in(path: Path) -> DatasetSpec:
-    return _spec_from_yaml(path, from_file=True)
-
-
-def _spec_from_yaml(path: Path, *, from_file: bool = False) -> DatasetSpec:
+def _from_yaml(path: Path) -> DatasetSpec:
+    """A data set that someone wrote down: as those that ship, but its numbers need no source."""
     try:
-        return DatasetSpec.model_validate(_read_yaml(path), context={"from_file": from_file})
+        return DatasetSpec.model_validate(read_yaml(path))
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
+        what = explain(error, DatasetSpec)
         raise InvalidInputError(
-            f"{path}: {where + ': ' if where else ''}{first['msg']} (got {first['input']!r:.80}). "
-            "A data set file needs name and histogram (lengths, counts)."
+            f"{path}: {what[:300]}{'...' * (len(what) > 300)} (a data set file has name and histogram: "
+            "{lengths: [...], counts: [...]})"
         ) from None
-
-
-def _read_yaml(path: Path) -> object:
-    try:
-        return yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise InvalidInputError(f"{path}: not readable as YAML: {error}") from None
 
 
 # --- files of token counts
