@@ -494,7 +494,7 @@ def _price_rows() -> dict[str, list[tuple[int, dict[str, str]]]]:
     return by_gpu
 
 
-_CLOUDS: Final = frozenset({"aws", "azure", "gcp", "lambda", "oci"})
+_CLOUDS: Final = frozenset({"aws", "azure", "gcp", "oci"})
 """Providers who name machines; elsewhere an "instance type" such as `H100` may be just the GPU."""
 
 

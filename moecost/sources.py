@@ -84,9 +84,9 @@ class SourcedSpec(BaseModel):
 
     notes: tuple[str, ...] = ()
     """Sentences for the reader; those of the file, then the doubts about single fields."""
-    provenance: Annotated[Mapping[str, Origin], AfterValidator(FrozenMap)] = FrozenMap()
+    provenance: Annotated[Mapping[str, Origin], AfterValidator(FrozenMap)] = Field(default_factory=FrozenMap)
     """Dotted field (`peak_tflops_dense.bf16`) to its origin."""
-    sources: Annotated[Mapping[str, Source], AfterValidator(FrozenMap)] = FrozenMap()
+    sources: Annotated[Mapping[str, Source], AfterValidator(FrozenMap)] = Field(default_factory=FrozenMap)
 
     @model_validator(mode="before")
     @classmethod
@@ -101,8 +101,9 @@ class SourcedSpec(BaseModel):
         if problems:
             raise ValueError("; ".join(problems))
         if pairs.origins:
-            given = plain.get("provenance")
-            plain["provenance"] = {**(given if isinstance(given, Mapping) else {}), **pairs.origins}
+            given = plain.setdefault("provenance", {})
+            if isinstance(given, Mapping):  # else validation says what is wrong
+                plain["provenance"] = {**given, **pairs.origins}
             plain["notes"] = _with_doubts(plain.get("notes", ()), pairs.origins)
         return plain
 
