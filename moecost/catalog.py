@@ -9,26 +9,24 @@ from __future__ import annotations
 import csv
 import os
 import re
-import stat
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
-import yaml
-from pydantic import BaseModel, ValidationError
-
-from moecost.errors import InvalidInputError, NoPriceError, UnknownNameError, close_matches
-from moecost.sources import FROM_FILE, UNDATED
+from moecost.errors import InvalidInputError, NoPriceError, UnknownNameError
+from moecost.sources import UNDATED
+from moecost.spec_files import MAX_FILE_BYTES as MAX_FILE_BYTES
+from moecost.spec_files import explain as explain
+from moecost.spec_files import load_spec_file as load_spec_file
+from moecost.spec_files import looks_like_path as looks_like_path
+from moecost.spec_files import parse_yaml as parse_yaml
+from moecost.spec_files import read_text as read_text
+from moecost.spec_files import read_yaml as read_yaml
+from moecost.spec_files import validate as validate
 from moecost.specs import GPUSpec, NodeSpec, PriceQuote
 
-Spec = TypeVar("Spec", bound=BaseModel)
-
-MAX_FILE_BYTES: Final = 2_000_000
-"""A spec is a few kilobytes; anything above this is a mistake."""
-MAX_DEPTH: Final = 32
-MAX_DIGITS: Final = 40
 INDEX_FILE: Final = "index.yaml"
 PRICES_FILE: Final = "prices.csv"
 MARKETS: Final = ("on_demand", "spot", "reserved")
@@ -47,162 +45,6 @@ def data_folder(name: str) -> Path:
         if folder.is_dir():
             return folder
     raise InvalidInputError(f"moecost was installed without its data folder {name!r} (looked beside {package})")
-
-
-def read_text(path: str | Path) -> str:
-    """Text of a regular UTF-8 file of at most `MAX_FILE_BYTES`."""
-    try:
-        mode = os.stat(path).st_mode
-        if not stat.S_ISREG(mode):  # a pipe or device could hang us
-            raise InvalidInputError(f"{path}: is not a file")
-        with open(path, "rb") as stream:
-            raw = stream.read(MAX_FILE_BYTES + 1)
-    except (OSError, ValueError) as error:
-        if isinstance(error, InvalidInputError):
-            raise
-        reason = getattr(error, "strerror", None) or str(error)
-        raise InvalidInputError(f"{str(path)!r}: cannot be read: {reason}") from error
-    if len(raw) > MAX_FILE_BYTES:
-        raise InvalidInputError(f"{path}: is larger than {MAX_FILE_BYTES:,} bytes, too large for a file of this kind")
-    try:
-        return raw.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise InvalidInputError(f"{path}: is not UTF-8 text ({error.reason} at byte {error.start})") from error
-
-
-def read_yaml(path: str | Path) -> dict[str, Any]:
-    """The mapping in a YAML file; see `parse_yaml` for what is refused."""
-    return parse_yaml(read_text(path), str(path))
-
-
-def parse_yaml(text: str, where: str = "YAML text") -> dict[str, Any]:
-    """A mapping of plain data from YAML text.
-
-    Numbers, truth values and null as in YAML 1.2 (`1e9` is a number; `no`, `12:30` and dates are text). Refused, with
-    file and line: tags, anchors and aliases, equal keys, keys that are not text, more than `MAX_DEPTH` levels.
-
-    >>> parse_yaml("rate: 1e9\\nanswer: no")
-    {'rate': 1000000000.0, 'answer': 'no'}
-    """
-    try:
-        value = _build(yaml.parse(text, Loader=_YAML_LOADER), where)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f", line {mark.line + 1}" if mark else ""
-        problem = getattr(error, "problem", None) or getattr(error, "reason", None) or error
-        raise InvalidInputError(f"{where}{line}: is not valid YAML: {problem}") from error
-    if value is None:
-        raise InvalidInputError(f"{where}: is empty")
-    if not isinstance(value, dict):
-        raise InvalidInputError(f"{where}: must hold fields (name: value), holds {value!r:.60}")
-    return value
-
-
-_YAML_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-_INT = re.compile(r"[-+]?[0-9]+\Z")
-_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?\Z")
-_WORDS: Final[Mapping[str, bool | None]] = {
-    **dict.fromkeys(("", "~", "null", "Null", "NULL"), None),
-    **dict.fromkeys(("true", "True", "TRUE"), True),
-    **dict.fromkeys(("false", "False", "FALSE"), False),
-}
-
-
-def _build(events: Iterator[Any], where: str) -> Any:
-    """Data from YAML events. Events are flat: no recursion, no constructors, nothing that a file could call."""
-
-    def refusal(why: str) -> InvalidInputError:
-        return InvalidInputError(f"{where}, line {event.start_mark.line + 1}: {why}")
-
-    root: list[Any] = []
-    open_: list[dict[str, Any] | list[Any]] = [root]
-    keys: list[str | None] = [None]  # of each open mapping: the key that waits for its value
-    for event in events:
-        if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None) is not None:
-            raise refusal("anchors and aliases are not allowed; write the value out")
-        if getattr(event, "tag", None) is not None:
-            raise refusal(f"the tag {event.tag!r:.80} is not allowed; plain data only")
-        if isinstance(event, yaml.DocumentStartEvent) and root:
-            raise refusal("a second document begins; one a file")
-        if isinstance(event, yaml.CollectionEndEvent):
-            open_.pop()
-            keys.pop()
-            continue
-        if not isinstance(event, yaml.ScalarEvent | yaml.CollectionStartEvent):
-            continue
-        inside, key = open_[-1], keys[-1]
-        if isinstance(inside, dict) and key is None:
-            if not isinstance(event, yaml.ScalarEvent):
-                raise refusal("a key must be text, not a mapping or list")
-            if event.value in inside:
-                raise refusal(f"the key {event.value!r:.80} occurs twice")
-            keys[-1] = event.value
-            continue
-        value = _scalar(event, refusal) if isinstance(event, yaml.ScalarEvent) else _container(event)
-        if isinstance(inside, list):
-            inside.append(value)
-        elif key is not None:
-            inside[key] = value
-            keys[-1] = None
-        if isinstance(value, dict | list):
-            if len(open_) > MAX_DEPTH:
-                raise refusal(f"more than {MAX_DEPTH} levels deep")
-            open_.append(value)
-            keys.append(None)
-    return root[0] if root else None
-
-
-def _container(event: Any) -> dict[str, Any] | list[Any]:
-    return {} if isinstance(event, yaml.MappingStartEvent) else []
-
-
-def _scalar(event: Any, refusal: Callable[[str], InvalidInputError]) -> Any:
-    text: str = event.value
-    if not event.implicit[0]:  # quoted or a block: always text
-        return text
-    if text in _WORDS:
-        return _WORDS[text]
-    if not (_INT.match(text) or _FLOAT.match(text)):
-        return text
-    if len(text) > MAX_DIGITS:
-        raise refusal(f"{text:.20}... has too many digits for a number; quote it if it is text")
-    return int(text) if _INT.match(text) else float(text)
-
-
-def load_spec_file(path: str | Path, cls: type[Spec]) -> Spec:
-    """Read a spec file; errors name the file, and all fields that are wrong, in one message."""
-    return validate(read_yaml(path), cls, str(path))
-
-
-def validate(data: Mapping[str, Any], cls: type[Spec], where: str) -> Spec:
-    """A spec from the content of a file, in which every number must have a source."""
-    try:
-        return cls.model_validate(data, context=FROM_FILE)
-    except ValidationError as error:
-        raise InvalidInputError(f"{where}: {explain(error, cls)}") from error
-
-
-def explain(error: ValidationError, cls: type[BaseModel] | None = None) -> str:
-    """A validation error in one line: field, what is wrong, value."""
-    lines = []
-    for e in error.errors(include_url=False, include_context=False):
-        field = ".".join(str(part) for part in e["loc"] if part != "[key]")
-        message = e["msg"].removeprefix("Value error, ")
-        if e["type"] == "missing":
-            lines.append(f"{field} is missing")
-        elif e["type"] == "extra_forbidden":
-            near = close_matches(field, cls.model_fields) if cls else []
-            lines.append(f"{field} is not a field" + (f"; did you mean {' or '.join(near)}?" if near else ""))
-        elif e["type"] == "value_error":
-            lines.append(f"{field}: {message}" if field else message)
-        else:
-            lines.append(f"{field}: {message[:1].lower()}{message[1:]} (it is {e['input']!r:.60})")
-    return "; ".join(lines)
-
-
-def looks_like_path(name: str | Path) -> bool:
-    """Whether a name is meant as a spec file: a Path, or text that ends in .yaml or .yml."""
-    return isinstance(name, Path) or str(name).lower().endswith((".yaml", ".yml"))
 
 
 # ---------------------------------------------------------------------------------------------------------- names
