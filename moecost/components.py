@@ -19,6 +19,10 @@ from moecost.quantities import (
     ScanCore,
 )
 
+QKVO = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
+GATE_UP_DOWN = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
+EXPERTS = ("mlp.experts.*.gate_proj", "mlp.experts.*.up_proj", "mlp.experts.*.down_proj")
+
 
 @dataclass(frozen=True)
 class Component:
@@ -61,18 +65,10 @@ class Component:
         )
 
 
-def grouped(layers: Sequence[Component], hidden_size: int) -> tuple[Layers, ...]:
-    """Equal layers merged into groups, in order of first appearance (their order does not change the cost)."""
-    counts: dict[Component, int] = {}
-    for layer in layers:
-        counts[layer] = counts.get(layer, 0) + 1
-    return tuple(layer.layers(count, hidden_size) for layer, count in counts.items())
-
-
-def norms(size: int, count: int = 1, *, bias: bool = False) -> Component:
-    """`count` norms over `size` channels (RMS norm, or layer norm with `bias`)."""
-    parameters = size * count * (2 if bias else 1)
-    return Component(norms=parameters, vectors=parameters, num_norms=count)
+def norms(size: int, count: int = 1, *, parameters: int = 1) -> Component:
+    """`count` norms over `size` channels, with so many parameters a channel (2: scale and shift)."""
+    total = size * count * parameters
+    return Component(norms=total, vectors=total, num_norms=count)
 
 
 def vectors(parameters: int) -> Component:
@@ -86,43 +82,153 @@ def attention(
     kv_heads: int,
     head_dim: int,
     *,
+    v_head_dim: int | None = None,
     window: int | None = None,
     bias: bool = False,
-    out_bias: bool | None = None,
+    out_bias: bool = False,
     qk_norm: int = 0,
     gate: bool = False,
-    names: Sequence[str] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj"),
+    sinks: bool = False,
+    share_value: bool = False,
+    names: Sequence[str] = QKVO,
 ) -> Component:
     """Softmax attention: MHA, GQA or MQA, windowed or not.
 
-    `names`: four module names, two (fused qkv and output), or three (q, fused kv, output). `gate`: the query projection
-    also yields an output gate. `qk_norm`: parameters of the query and key norms.
+    `names`: query, key, value, output; or query, fused key-value, output; or fused, output. `gate`: the query
+    projection yields an output gate too. `qk_norm`: parameters of the query and key norms. `share_value`: values are
+    the keys.
     """
-    q, kv = heads * head_dim * (2 if gate else 1), kv_heads * head_dim
-    out = Matrix("attention.o", "attn", names[-1], heads * head_dim, hidden)
-    widths = {4: (q, kv, kv), 3: (q, 2 * kv), 2: (q + 2 * kv,)}[len(names)]
-    kernels = {4: ("q", "k", "v"), 3: ("q", "kv"), 2: ("qkv",)}[len(names)]
-    inputs = [
-        Matrix(f"attention.{k}", "attn", n, hidden, w, bias=w if bias else 0)
-        for k, n, w in zip(kernels, names, widths, strict=False)
+    v_dim = v_head_dim or head_dim
+    q, k, v = heads * head_dim * (2 if gate else 1), kv_heads * head_dim, kv_heads * v_dim
+    parts: dict[int, dict[str, int]] = {
+        4: {"q": q, "k": k, "v": v},
+        3: {"q": q, "kv": k + v},
+        2: {"qkv": q + k + v},
+    }
+    matrices = [
+        Matrix(f"attention.{kernel}", "attn", name, hidden, width, bias=width if bias else 0)
+        for (kernel, width), name in zip(parts[len(names)].items(), names, strict=False)
+        if not (share_value and kernel == "v")
     ]
-    out = replace(out, bias=hidden if (bias if out_bias is None else out_bias) else 0)
-    core = AttentionCore(heads, kv_heads, head_dim, head_dim, window)
-    return Component((*inputs, out), attention=core, norms=qk_norm, vectors=qk_norm)
+    out = Matrix("attention.o", "attn", names[-1], heads * v_dim, hidden, bias=hidden if out_bias else 0)
+    core = AttentionCore(heads, kv_heads, head_dim, v_dim, window)
+    return Component((*matrices, out), attention=core, norms=qk_norm, vectors=qk_norm + (heads if sinks else 0))
+
+
+def latent_attention(
+    hidden: int,
+    heads: int,
+    *,
+    q_rank: int | None,
+    kv_rank: int,
+    nope: int,
+    rope: int,
+    v_head_dim: int,
+    bias: bool = False,
+    window: int | None = None,
+    prefix: str = "self_attn",
+) -> Component:
+    """Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434): low-rank queries (or full), keys and values."""
+    qk = nope + rope
+
+    def matrix(kernel: str, name: str, rows: int, columns: int, bias: bool = False) -> Matrix:
+        return Matrix(f"attention.{kernel}", "attn", f"{prefix}.{name}", rows, columns, bias=columns if bias else 0)
+
+    if q_rank:
+        queries = [matrix("q_a", "q_a_proj", hidden, q_rank, bias), matrix("q_b", "q_b_proj", q_rank, heads * qk)]
+    else:
+        queries = [matrix("q", "q_proj", hidden, heads * qk)]
+    rest = [
+        matrix("kv_a", "kv_a_proj_with_mqa", hidden, kv_rank + rope, bias),
+        matrix("kv_b", "kv_b_proj", kv_rank, heads * (nope + v_head_dim)),
+        matrix("o", "o_proj", heads * v_head_dim, hidden, bias),
+    ]
+    norm = kv_rank + (q_rank or 0)
+    core = AttentionCore(heads, heads, qk, v_head_dim, window)
+    return Component((*queries, *rest), attention=core, norms=norm, vectors=norm)
+
+
+def indexer(hidden: int, q_rank: int, heads: int, head_dim: int) -> Component:
+    """The lightning indexer that picks keys for sparse attention (DeepSeek-V3.2)."""
+    shapes = {"wq_b": (q_rank, heads * head_dim), "wk": (hidden, head_dim), "weights_proj": (hidden, heads)}
+    matrices = tuple(
+        Matrix(f"attention.indexer.{name}", "attn", f"self_attn.indexer.{name}", *shape)
+        for name, shape in shapes.items()
+    )
+    return Component(matrices, norms=2 * head_dim, vectors=2 * head_dim)
 
 
 def mamba1(
-    hidden: int, inner: int, state: int, conv: int, dt_rank: int, *, prefix: str = "mamba", norms: int = 0
+    hidden: int,
+    inner: int,
+    state: int,
+    conv: int,
+    dt_rank: int,
+    *,
+    prefix: str = "mamba",
+    norms: int = 0,
+    bias: bool = False,
+    conv_bias: bool = True,
 ) -> Component:
-    """Mamba-1 mixer (arXiv:2312.00752): projections, causal convolution, selective scan; `norms` of Jamba's kind."""
+    """Mamba-1 mixer (arXiv:2312.00752): projections, causal convolution, selective scan; `norms` as Jamba has."""
     matrices = (
-        Matrix("mamba.in_proj", "other", f"{prefix}.in_proj", hidden, 2 * inner),
+        Matrix("mamba.in_proj", "other", f"{prefix}.in_proj", hidden, 2 * inner, bias=2 * inner if bias else 0),
         Matrix("mamba.x_proj", "other", f"{prefix}.x_proj", inner, dt_rank + 2 * state),
         Matrix("mamba.dt_proj", "other", f"{prefix}.dt_proj", dt_rank, inner, bias=inner),
-        Matrix("mamba.out_proj", "other", f"{prefix}.out_proj", inner, hidden),
+        Matrix("mamba.out_proj", "other", f"{prefix}.out_proj", inner, hidden, bias=hidden if bias else 0),
     )
-    small = inner * conv + inner + inner * state + inner  # convolution with bias, A, D
+    small = inner * (conv + conv_bias) + inner * state + inner  # convolution, A, D
     return Component(matrices, scan=ScanCore(inner, state, inner, conv), norms=norms, vectors=small + norms)
+
+
+def mamba2(
+    hidden: int,
+    heads: int,
+    head_dim: int,
+    groups: int,
+    state: int,
+    conv: int,
+    *,
+    prefix: str = "mamba",
+    bias: bool = False,
+    conv_bias: bool = True,
+) -> Component:
+    """Mamba-2 mixer (arXiv:2405.21060): one input projection for gate, x, B, C and time steps; gated norm."""
+    inner = heads * head_dim
+    channels = inner + 2 * groups * state
+    wide = inner + channels + heads
+    matrices = (
+        Matrix("mamba.in_proj", "other", f"{prefix}.in_proj", hidden, wide, bias=wide if bias else 0),
+        Matrix("mamba.out_proj", "other", f"{prefix}.out_proj", inner, hidden, bias=hidden if bias else 0),
+    )
+    small = channels * (conv + conv_bias) + 3 * heads  # convolution; A, D and the time-step bias, one a head
+    return Component(matrices, scan=ScanCore(inner, state, channels, conv), norms=inner, vectors=small + inner)
+
+
+def delta_net(
+    hidden: int,
+    k_heads: int,
+    k_dim: int,
+    v_heads: int,
+    v_dim: int,
+    conv: int,
+    *,
+    names: Sequence[str],
+) -> Component:
+    """Gated DeltaNet (arXiv:2412.06464) as in Qwen3-Next: `names` of input projections (2 or 4), then output."""
+    keys, values = k_heads * k_dim, v_heads * v_dim
+    widths = {
+        3: (2 * keys + 2 * values, 2 * v_heads),
+        5: (2 * keys + values, values, v_heads, v_heads),
+    }[len(names)]
+    matrices = [
+        Matrix(f"attention.{name.rsplit('.', 1)[-1]}", "attn", name, hidden, width)
+        for name, width in zip(names, widths, strict=False)
+    ]
+    out = Matrix("attention.o", "attn", names[-1], values, hidden)
+    channels = 2 * keys + values
+    small = channels * conv + 2 * v_heads  # convolution; A and the time-step bias
+    return Component((*matrices, out), scan=ScanCore(values, k_dim, channels, conv), norms=v_dim, vectors=small + v_dim)
 
 
 def mlp(
@@ -131,25 +237,15 @@ def mlp(
     *,
     gated: bool = True,
     bias: bool = False,
-    names: Sequence[str] = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"),
+    names: Sequence[str] = GATE_UP_DOWN,
     shared: bool = False,
 ) -> Component:
-    """Dense feed-forward, or the shared experts of a mixture; `names` are first (gate), up, down; two if fused."""
+    """Dense feed-forward, or the shared experts of a mixture; `names`: gate, up, down, or first and down."""
     kind = "shared" if shared else "mlp"
     part: Part = "shared" if shared else "other"
-    ups = _ups(kind, part, hidden, width, gated, bias, names)
-    down = Matrix(f"{kind}.w2", part, names[-1], width, hidden, bias=hidden if bias else 0)
-    return Component((*ups, down), feed_forward=(DenseFeedForward(hidden, width, gated, shared),))
-
-
-def _ups(kind: str, part: Part, hidden: int, width: int, gated: bool, bias: bool, names: Sequence[str]) -> list[Matrix]:
-    if not gated or len(names) == 2:  # one matrix: ungated, or gate and up fused
-        out = 2 * width if gated else width
-        return [Matrix(f"{kind}.w1", part, names[0], hidden, out, bias=out if bias else 0)]
-    return [
-        Matrix(f"{kind}.{w}", part, n, hidden, width, bias=width if bias else 0)
-        for w, n in zip(("w1", "w3"), names, strict=False)
-    ]
+    one_matrix = len(names) == 2
+    matrices = _feed_forward(kind, part, hidden, width, gated, bias, names, one_matrix)
+    return Component(tuple(matrices), feed_forward=(DenseFeedForward(hidden, width, gated, shared),))
 
 
 def routed(
@@ -160,13 +256,53 @@ def routed(
     *,
     gated: bool = True,
     bias: bool = False,
-    router: str = "mlp.gate",
-    router_bias: bool = False,
-    names: Sequence[str] = ("mlp.experts.*.gate_proj", "mlp.experts.*.up_proj", "mlp.experts.*.down_proj"),
+    names: Sequence[str] = EXPERTS,
+    one_matrix: bool = False,
+    is_linear: bool = True,
+    fused: bool = True,
 ) -> Component:
-    """Routed experts with their router."""
-    ups = _ups("expert", "expert", hidden, width, gated, bias, names)
-    down = Matrix("expert.w2", "expert", names[-1], width, hidden, bias=hidden if bias else 0)
-    experts = [replace(m, copies=num_experts, copies_per_token=top_k) for m in (*ups, down)]
-    gate = Matrix("router", "router", router, hidden, num_experts, bias=num_experts if router_bias else 0)
-    return Component((gate, *experts), experts=RoutedExperts(num_experts, top_k, hidden, width, gated))
+    """Routed experts without their router; `one_matrix`: gate and up are one matrix of the class.
+
+    `is_linear`: each is an `nn.Linear` in transformers 4; `fused`: 3-D parameters in transformers 5.
+    """
+    experts = [
+        replace(
+            m,
+            copies=num_experts,
+            copies_per_token=top_k,
+            is_linear=is_linear,
+            fused=(
+                ("down_proj" if m.kernel == "expert.w2" else "gate_up_proj" if gated else "up_proj") if fused else ""
+            ),
+        )
+        for m in _feed_forward("expert", "expert", hidden, width, gated, bias, names, one_matrix)
+    ]
+    return Component(tuple(experts), experts=RoutedExperts(num_experts, top_k, hidden, width, gated))
+
+
+def router(
+    hidden: int,
+    num_experts: int,
+    name: str = "mlp.gate",
+    *,
+    bias: bool = False,
+    is_linear: bool = True,
+    fused: str = "",
+) -> Component:
+    """The router; `fused`: its parameter where transformers 5 has no `nn.Linear`."""
+    out = num_experts if bias else 0
+    return Component(
+        (Matrix("router", "router", name, hidden, num_experts, is_linear=is_linear, bias=out, fused=fused),)
+    )
+
+
+def _feed_forward(
+    kind: str, part: Part, hidden: int, width: int, gated: bool, bias: bool, names: Sequence[str], one_matrix: bool
+) -> list[Matrix]:
+    first = {"w1": width, "w3": width} if gated and not one_matrix else {"w1": 2 * width if gated else width}
+    shapes = {kernel: (hidden, out) for kernel, out in first.items()} | {"w2": (width, hidden)}
+    modules = {"w1": names[0], "w3": names[-2], "w2": names[-1]}
+    return [
+        Matrix(f"{kind}.{kernel}", part, modules[kernel], rows, columns, bias=columns if bias else 0)
+        for kernel, (rows, columns) in shapes.items()
+    ]

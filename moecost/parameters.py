@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import get_args
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias, get_args
 
-from moecost.quantities import Layers, Matrix, Model, Part
+from moecost.errors import InvalidInputError
+from moecost.quantities import Matrix, Model, Part
 
 PARTS: tuple[Part, ...] = get_args(Part)
 
+Targets: TypeAlias = str | Sequence[str]
+"""Module names, or one of the keywords `attention`, `experts`, `all-linear` (a text of names parted by `;` too)."""
 
-def layer_matrices(model: Model) -> Iterator[tuple[int, Layers, Matrix]]:
-    """(layers, group, matrix) of every matrix in the layer groups."""
-    for group in model.layers:
-        for matrix in group.matrices:
-            yield group.count, group, matrix
+ATTENTION_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj")
+
+
+def layer_matrices(model: Model) -> Iterator[tuple[int, Matrix]]:
+    """(number of layers, matrix) of every matrix in the layer groups."""
+    return ((group.count, matrix) for group in model.layers for matrix in group.matrices)
 
 
 def by_part(model: Model) -> dict[Part, int]:
     """Parameters by part; a tied head counts once, as embedding."""
     counts = dict.fromkeys(PARTS, 0)
     counts["embed"] = model.embedding.parameters
-    counts["head"] = model.head.copies * model.head.bias if model.tied_head else model.head.parameters
-    for count, _, matrix in layer_matrices(model):
+    counts["head"] = model.head.bias if model.tied_head else model.head.parameters
+    for count, matrix in layer_matrices(model):
         counts[matrix.part] += count * matrix.parameters
     for group in model.layers:
         counts["norm"] += group.count * group.norm_parameters
@@ -39,9 +44,56 @@ def total(model: Model) -> int:
 
 
 def active(model: Model) -> int:
-    """Parameters that one token uses: the experts it is not sent to left out, both embeddings counted."""
-    idle = sum(n * (m.copies - m.used_copies) * (m.weights + m.bias) for n, _, m in layer_matrices(model))
+    """Parameters that one token uses: experts it is not sent to are left out, both embeddings are counted."""
+    idle = sum(n * (m.copies - m.used_copies) * (m.weights + m.bias) for n, m in layer_matrices(model))
     return total(model) - idle
+
+
+def linear_weights(model: Model) -> int:
+    """Weights of `nn.Linear` modules in the layers, as a 4-bit loader of transformers 4 finds them."""
+    return sum(n * m.copies * m.weights for n, m in layer_matrices(model) if m.is_linear)
+
+
+# ------------------------------------------------------------------------------------------------ adapters
+
+
+@dataclass(frozen=True)
+class Match:
+    """What a list of targets names: (layers, matrix, rank factor) of every adapted matrix, and names without a match.
+
+    The rank factor is 1, or 2 where gate and up are adapted as one fused matrix.
+    """
+
+    matrices: tuple[tuple[int, Matrix, int], ...]
+    unmatched: tuple[str, ...]
+    vision_linear_sizes: int = 0  # in + out of the adapted modules of a vision tower
+
+    def parameters(self, rank: int) -> int:
+        """Adapter parameters: `r (in + out)` a copy of each matrix."""
+        sizes = sum(n * m.copies * factor * (m.in_features + m.out_features) for n, m, factor in self.matrices)
+        return rank * (sizes + self.vision_linear_sizes)
+
+
+def match_targets(
+    model: Model, targets: Targets, *, experts_as_modules: bool = False, all_linear_skips: Iterable[str] = ()
+) -> Match:
+    """Which matrices adapters go to.
+
+    A name matches a module as in PEFT: the whole path, or its suffix after a dot. `experts_as_modules` is the form of
+    transformers 4 (each expert matrix an `nn.Linear`); otherwise that of transformers 5 with PEFT 0.21, where experts
+    are fused: names of experts and of the router become adapters on the fused parameters in some families (twice the
+    rank on gate and up together; a dense or shared feed-forward of the same names is then passed over), and nothing in
+    the others. `all_linear_skips`: modules that the stack leaves out of `all-linear`.
+    """
+    names = expand(targets)
+    if experts_as_modules:
+        match = _match(model, names, lambda m: m.is_linear)
+    else:
+        match = _match_fused(model, names) if model.fused_adapters else _match(model, names, _stays_linear)
+    if "all-linear" not in names:
+        return match
+    kept = tuple(m for m in match.matrices if not matches(m[1].module, all_linear_skips))
+    return replace(match, matrices=kept, vision_linear_sizes=model.vision_linear_sizes)
 
 
 def matches(module: str, targets: Iterable[str]) -> list[str]:
@@ -49,14 +101,101 @@ def matches(module: str, targets: Iterable[str]) -> list[str]:
     return [t for t in targets if module == t or module.endswith("." + t)]
 
 
-ATTENTION_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj")
+def expand(targets: Targets) -> tuple[str, ...]:
+    """Names of a list or keyword; `all-linear` and `experts` stay as they are."""
+    if isinstance(targets, str):
+        targets = ATTENTION_TARGETS if targets == "attention" else targets.split(";")
+    names = tuple(name.strip() for name in targets)
+    if not all(names):
+        raise InvalidInputError("lora_targets holds an empty name")
+    if "attention" in names:
+        names = tuple(n for name in names for n in (ATTENTION_TARGETS if name == "attention" else (name,)))
+    return tuple(dict.fromkeys(names))
 
 
-def adapter_parameters(model: Model, *, rank: int, targets: Iterable[str]) -> int:
-    """Parameters of LoRA adapters, `rank (in + out)` a copy of each matrix that `targets` name."""
-    targets = tuple(targets)
-    return sum(
-        n * m.copies * rank * (m.in_features + m.out_features)
-        for n, _, m in layer_matrices(model)
-        if matches(m.module, targets)
+def _stays_linear(matrix: Matrix) -> bool:
+    """An `nn.Linear` in transformers 5 too."""
+    return matrix.is_linear and not matrix.fused
+
+
+def _match(model: Model, names: tuple[str, ...], linear: Callable[[Matrix], bool]) -> Match:
+    """Matching by module name, one adapter a matrix; `experts` names the fused ones as well."""
+    found: set[str] = set()
+    chosen = []
+    for count, matrix in layer_matrices(model):
+        hits = [name for name in names if _names(name, matrix, linear)]
+        found.update(hits)
+        if hits:
+            chosen.append((count, matrix, 1))
+    return Match(tuple(_one_adapter_a_parameter(chosen)), tuple(n for n in names if n not in found))
+
+
+def _names(name: str, matrix: Matrix, linear: Callable[[Matrix], bool]) -> bool:
+    if name == "experts":
+        return matrix.part == "expert"
+    return linear(matrix) and (name == "all-linear" or bool(matches(matrix.module, (name,))))
+
+
+def _leaf(name: str) -> str:
+    return name.rsplit(".", 1)[-1]
+
+
+def _one_adapter_a_parameter(chosen: list[tuple[int, Matrix, int]]) -> Iterator[tuple[int, Matrix, int]]:
+    """Gate and up that are one parameter of the class get one adapter."""
+    pending: dict[str, tuple[int, Matrix, int]] = {}
+    for count, matrix, factor in chosen:
+        if matrix.kernel == "expert.w1" and not matrix.is_linear and "*" not in matrix.module:
+            pending[matrix.module] = count, matrix, factor
+        elif matrix.kernel == "expert.w3" and matrix.module in pending:
+            yield count, _gate_and_up(matrix), factor
+            del pending[matrix.module]
+        else:
+            yield count, matrix, factor
+    yield from pending.values()
+
+
+def _gate_and_up(matrix: Matrix) -> Matrix:
+    return replace(matrix, kernel="expert.w1", out_features=2 * matrix.out_features)
+
+
+def _match_fused(model: Model, names: tuple[str, ...]) -> Match:
+    """PEFT 0.21 on transformers 5, families whose expert names it turns into adapters on the fused parameters."""
+    matrices = list(layer_matrices(model))
+    everything = "all-linear" in names
+    moved = {_leaf(m.module) for _, m in matrices if m.fused} | {"gate"}
+    wanted = set(moved) if everything else {_leaf(name) for name in names} & moved
+    plain = tuple(name for name in names if _leaf(name) not in moved and name != "experts")
+    found = {name for name in names if _leaf(name) in wanted}
+    chosen = []
+    for count, matrix in matrices:
+        if matrix.fused and (_leaf(matrix.module) in wanted or ("experts" in names and matrix.part == "expert")):
+            found.add("experts")
+            if matrix.kernel == "expert.w3":
+                continue
+            factor = 1
+            if matrix.kernel == "expert.w1" and matrix.fused == "gate_up_proj":
+                branches = {_leaf(m.module) for _, m in matrices if m.fused == matrix.fused}
+                factor = len(branches) if everything or "experts" in names else len(branches & wanted)
+                matrix = _gate_and_up(matrix)
+            chosen.append((count, matrix, factor))
+        elif not matrix.fused and matrix.is_linear and _leaf(matrix.module) not in moved:
+            hits = [name for name in plain if name == "all-linear" or matches(matrix.module, (name,))]
+            found.update(hits)
+            if hits:
+                chosen.append((count, matrix, 1))
+    return Match(tuple(chosen), tuple(name for name in names if name not in found))
+
+
+def adapter_parameters(
+    model: Model,
+    *,
+    rank: int,
+    targets: Targets,
+    experts_as_modules: bool = False,
+    all_linear_skips: Iterable[str] = (),
+) -> int:
+    """Trainable parameters of LoRA adapters of `rank` on what `targets` name (see `match_targets`)."""
+    match = match_targets(
+        model, targets, experts_as_modules=experts_as_modules, all_linear_skips=tuple(all_linear_skips)
     )
+    return match.parameters(rank)

@@ -137,4 +137,5 @@ class Model:
     extra_parameters: int = 0  # all others: final norm, learned positions, vision tower ...
     final_norm_parameters: int = 0  # of the extra ones
     vision_parameters: int = 0  # of the extra ones
+    vision_linear_sizes: int = 0  # in + out of the linear modules of the vision tower, which `all-linear` adapts
     fused_adapters: bool = False  # PEFT turns names of experts and router into adapters on the fused parameters

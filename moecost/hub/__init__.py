@@ -1,86 +1,116 @@
-"""`config.json` of a Hugging Face model -> a model in plain numbers."""
+"""`config.json` of a Hugging Face model -> a model in plain numbers.
+
+`families` holds what is an ordinary decoder as one line each, `irregular` and `hybrids` what needs code of its own.
+"""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
 
-from moecost import components as c
-from moecost.errors import UnsupportedModelError
-from moecost.quantities import Matrix, Model
+from moecost.errors import InvalidInputError, MoECostError, UnsupportedModelError
+from moecost.hub import vision
+from moecost.hub.decoder import Traits, ordinary, unsupported
+from moecost.hub.families import LLAMA, ORDINARY
+from moecost.hub.hybrids import HYBRIDS
+from moecost.hub.irregular import IRREGULAR
+from moecost.hub.reader import ALIASES, SPELLINGS, Reader, text_config
+from moecost.quantities import Model
 
-Config = Mapping[str, Any]
+OnUnknown = Literal["raise", "approximate"]
+
+SAME_AS = {
+    "phi-msft": "phi",
+    "Yi": "yi",
+    "gemma4_unified": "gemma4",
+    "hunyuan": "hunyuan_v1_moe",
+    "minimax_m1": "minimax",
+    "minimax_text_01": "minimax",
+    "MiniMaxText01": "minimax",
+    "minimax_m2.5": "minimax_m2",
+    "deepseek_v3.2": "deepseek_v32",
+    "kimi_k2.5": "kimi_k25",
+    "llama4_text": "llama4",
+    "skywork_moe": "skywork",
+    "mimo_v2": "mimo_v2_flash",
+}
+"""Other spellings of a `model_type`; a `_text` at the end is cut off besides."""
+
+BY_ARCHITECTURE = {"Grok1ModelForCausalLM": "grok-1"}
+"""For configs without `model_type`."""
 
 
-def read_model(config: Config) -> Model:
-    """The model that `config` describes."""
+@dataclass(frozen=True)
+class Reading:
+    """What a config was read as."""
+
+    model: Model
+    family: str | None
+    notes: tuple[str, ...]
+    used: frozenset[str]  # the fields that were asked for
+
+
+def family_of(config: Mapping[str, Any]) -> str | None:
+    """The family of a config, None where it says nothing."""
+    text = text_config(config)
+    for source in (config, text):
+        kind = source.get("model_type")
+        if kind is not None and not isinstance(kind, str):
+            raise InvalidInputError(f"model config: model_type must be a text, not {type(kind).__name__}")
+        if kind:
+            kind = SAME_AS.get(kind, kind)
+            if _known(kind):
+                return kind
+            if _known(kind.removesuffix("_text")):
+                return kind.removesuffix("_text")
+            if source is text:
+                return kind
     if "mamba_moe_layers" in config:
-        return _blackmamba(config)
-    if config.get("model_type", "llama") in {"llama", "mistral", "mixtral"}:
-        return _llama(config)
-    raise UnsupportedModelError(f"model_type {config.get('model_type')!r} is not known")
+        return "blackmamba"
+    architectures = config.get("architectures")
+    if isinstance(architectures, list) and architectures and isinstance(architectures[0], str):
+        return BY_ARCHITECTURE.get(architectures[0])
+    return None
 
 
-def _ends(config: Config, layers: list[c.Component], *, tied: bool) -> Model:
-    hidden, vocab = config["hidden_size"], config["vocab_size"]
-    return Model(
-        hidden_size=hidden,
-        vocab_size=vocab,
-        tied_head=tied,
-        layers=c.grouped(layers, hidden),
-        embedding=Matrix("embedding", "embed", "embed_tokens", vocab, hidden, is_linear=False),
-        head=Matrix("head", "head", "lm_head", hidden, vocab),
-        extra_parameters=hidden,
-        final_norm_parameters=hidden,
+def _known(kind: str) -> bool:
+    return kind in ORDINARY or kind in HYBRIDS or kind in IRREGULAR
+
+
+def read(config: Mapping[str, Any], on_unknown: OnUnknown = "raise") -> Reading:
+    """The model that a config describes.
+
+    An unknown `model_type`, or a field of the shape that the family does not know, raises `UnsupportedModelError`, or
+    is left out of account and noted with `on_unknown="approximate"`.
+    """
+    approximate = on_unknown == "approximate"
+    family = family_of(config)
+    traits = ORDINARY.get(family or "llama", LLAMA)
+    notes = []
+    if family and not _known(family):
+        if not approximate:
+            raise unsupported(family)
+        notes.append(f"The model type {family!r} is not known: read as an ordinary decoder.")
+    r = Reader(config, dict(traits.defaults))
+    reader: Callable[[Reader], Model] = (
+        HYBRIDS.get(family or "") or IRREGULAR.get(family or "") or ordinary(traits if family else _as_written(r))
     )
-
-
-def _llama(config: Config) -> Model:
-    hidden, heads = config["hidden_size"], config["num_attention_heads"]
-    mixer = c.attention(
-        hidden,
-        heads,
-        config.get("num_key_value_heads") or heads,
-        config.get("head_dim") or hidden // heads,
-        window=config.get("sliding_window"),
-    )
-    experts = config.get("num_local_experts") or config.get("num_experts")
-    if experts:
-        names = [f"block_sparse_moe.experts.*.{w}" for w in ("w1", "w3", "w2")]
-        ffn = c.routed(
-            hidden,
-            config["intermediate_size"],
-            experts,
-            config["num_experts_per_tok"],
-            router="block_sparse_moe.gate",
-            names=names,
+    model = reader(r)
+    unread = r.unread()
+    if unread and not approximate:
+        raise UnsupportedModelError(
+            f"model config: {', '.join(unread)} may change the shape and is not understood for "
+            f"{family or 'a config without model_type'}; on_unknown='approximate' leaves it out"
         )
-    else:
-        ffn = c.mlp(hidden, config["intermediate_size"], gated=config.get("gated_mlp", True))
-    layer = mixer + ffn + c.norms(hidden, 2)
-    return _ends(config, [layer] * config["num_hidden_layers"], tied=config.get("tie_word_embeddings", False))
+    if unread:
+        notes.append(f"Left out, as this family is not known to use it: {', '.join(unread)}.")
+    return Reading(model, family, (*notes, *r.notes), frozenset(r.used))
 
 
-def _blackmamba(config: Config) -> Model:
-    hidden, inner = config["hidden_size"], config["hidden_size"] * config["expansion_factor"]
-    mamba = c.mamba1(
-        hidden, inner, config["state_size"], config["conv_dimension"], math.ceil(hidden / 16), prefix="mixer"
-    )
-    names = [f"mixer.experts.local_experts.*.{n}" for n in ("linear_fc1", "linear_fc2")]
+def _as_written(r: Reader) -> Traits:
+    """A config without `model_type` is Llama's form, with latent attention where it has the fields."""
+    return ORDINARY["deepseek_v2"] if r.values.get("kv_lora_rank") else LLAMA
 
-    def block(kind: str) -> c.Component:
-        if kind == "r":
-            return mamba + c.norms(hidden)
-        moe = c.routed(
-            hidden,
-            config["ffn_hidden_size"],
-            int(kind),
-            config.get("num_experts_per_tok", 1),
-            gated=config["swiglu"],
-            router="mixer.router",
-            names=names,
-        )
-        return moe + c.norms(hidden)
 
-    return _ends(config, [block(kind) for kind in config["mamba_moe_layers"]], tied=True)
+__all__ = ["ALIASES", "SPELLINGS", "MoECostError", "OnUnknown", "Reading", "family_of", "read", "text_config", "vision"]

@@ -42,30 +42,26 @@ _SHAPES = re.compile(r"_(size|dim|rank|heads?|layers?|experts?|groups?|width|mul
 """Names that look like fields of the shape: one that no reader asked for is refused."""
 
 _NO_SHAPE = frozenset(
-    """
-    n_group topk_group n_positions n_ctx num_logits_to_keep num_labels num_return_sequences num_beams
-    num_beam_groups num_nextn_predict_layers num_mtp_layers mtp_num_hidden_layers mtp_num_layers
-    max_window_layers no_rope_layers no_rope_layer_interval num_hash_layers chunk_size prefill_chunk_size
-    context_window_size attention_chunk_size attention_sink_size sliding_window_size chunk_size_feed_forward
-    mamba_chunk_size moe_jitter_eps moe_loss_weight moe_router_dtype moe_router_load_balancing_type
-    moe_router_enable_expert_bias moe_router_use_sigmoid moe_router_topk_scaling_factor moe_score_function moe_lambda
-    moe_aux_loss_coeff moe_z_loss_coeff moe_token_dropping moe_use_aux_free moe_gate moe_gate_act moe_norm_gate_prob
-    moe_norm_min moe_capacity moe_dropout_prob moe_group_experts moe_multimodal_dispatch_use_allgather
-    moe_use_hard_gate moe_use_skywork_gating moe_2layer_gate moe_use_logits_norm moe_gate_norm_std
-    moe_feature_no_mul_topk moe_eval_capacity_factor moe_train_capacity_factor moe_min_capacity
-    moe_token_dropout moe_expert_parallelism moe_layer_type num_experts_group num_image_tokens
-    moe_router_score_function moe_primary_router_apply_softmax num_assistant_tokens use_sliding_window_size
-    mamba_ssm_cache_dtype beam_groups num_sink_tokens vocab_size_per_layer_input position_embedding_size
-    expert_parallel_size expert_model_parallel_size ep_size tp_size rotary_dim qk_head_dim num_mem_blocks num_query
-    moe_world_size cla_share_factor use_cla attention_head_size max_batch_size moe_drop_tokens
-    compressed_tensors_size head_dim_original num_key_value_groups n_predict image_size patch_size
-    tokens_per_image mm_tokens_per_image pad_token_id max_sequence_size shared_expert_chunk_size
-    norm_reduce_dim layer_norm_num sep_token_id rope_dim rotary_emb_dim original_max_position_embeddings
-    moe_latent_dim_note dt_rank_note pretraining_tp_size n_hash_layers index_topk_pattern indexer_types
-    d_model_note initial_layers num_mtp_modules mtp_transformer_layers dense_attention_every_n_layers
-    moe_n_group moe_topk_group num_expert_group mtp_hybrid_override_pattern mlp_layer_note
-    compute_capability_groups attn_layer_indices_note query_group_size num_experts_in_group
-    """.split()
+    word
+    for words in (
+        # multi-token prediction, which tuning does not load
+        "num_nextn_predict_layers mtp_num_hidden_layers mtp_num_layers num_mtp_modules mtp_transformer_layers",
+        # routing rules
+        "n_group topk_group ep_size moe_jitter_eps moe_loss_weight moe_norm_min moe_gate_norm_std moe_lambda",
+        "moe_aux_loss_coeff moe_capacity moe_eval_capacity_factor moe_train_capacity_factor moe_min_capacity",
+        "moe_router_topk_scaling_factor moe_expert_parallelism moe_group_experts",
+        # positions, and windows that other fields turn on
+        "max_position_embeddings n_positions max_seq_len max_window_layers no_rope_layers no_rope_layer_interval",
+        "nope_layer_interval rotary_dim qk_head_dim n_ctx sliding_window_size attention_sink_size",
+        "context_window_size attention_chunk_size sliding_window_pattern _sliding_window_pattern",
+        "full_attention_interval",
+        # how kernels and generation run
+        "chunk_size mamba_chunk_size prefill_chunk_size block_size chunk_size_feed_forward num_logits_to_keep",
+        "num_labels num_return_sequences num_beams num_beam_groups num_assistant_tokens",
+        # computed from others
+        "time_step_rank mamba_expand expand num_key_value_groups",
+    )
+    for word in words.split()
 )
 """Names that look so but leave the weights of the tuned model as they are (multi-token prediction is not loaded)."""
 
@@ -98,18 +94,18 @@ class Reader:
             raise InvalidInputError(f"model config: {name} must be a mapping, not {type(value).__name__}")
         return Reader(value)
 
-    def int(self, name: str, default: int | None = None, *, low: int = 1, high: int = MAX_SIZE) -> int:
+    def whole(self, name: str, default: int | None = None, *, low: int = 1, high: int = MAX_SIZE) -> int:
         """A whole number within [low, high]; without `default` the field is required."""
         value = self.get(name, default)
         if value is None:
             names = " or ".join((name, *ALIASES.get(name, ())))
             raise InvalidInputError(f"model config: {names} is missing")
-        return whole(name, value, low, high)
+        return as_whole(name, value, low, high)
 
     def optional(self, name: str, *, low: int = 0) -> int | None:
         """A whole number, or None where it is absent."""
         value = self.get(name)
-        return None if value is None else whole(name, value, low, MAX_SIZE)
+        return None if value is None else as_whole(name, value, low, MAX_SIZE)
 
     def number(self, name: str, default: float) -> float:
         """A finite number of reasonable size."""
@@ -125,7 +121,7 @@ class Reader:
             raise InvalidInputError(f"model config: {name} must be true or false, got {_short(value)}")
         return bool(value)
 
-    def list(self, name: str) -> list[Any] | None:
+    def many(self, name: str) -> list[Any] | None:
         """A list, or None where it is absent."""
         value = self.get(name)
         if value is None:
@@ -136,11 +132,11 @@ class Reader:
 
     @property
     def num_layers(self) -> int:
-        return self.int("num_hidden_layers", high=MAX_LAYERS)
+        return self.whole("num_hidden_layers", high=MAX_LAYERS)
 
     def each(self, name: str) -> list[Any] | None:
         """A list with one value a layer; further ones (MTP layers) are dropped."""
-        values = self.list(name)
+        values = self.many(name)
         if values is None:
             return None
         if len(values) < self.num_layers:
@@ -152,8 +148,8 @@ class Reader:
         value = self.get(name, default)
         if isinstance(value, list | tuple):
             values = list(value) * self.num_layers if len(value) == 1 else self.each(name) or []
-            return [whole(name, v, low, MAX_SIZE) for v in values]
-        return [self.int(name, default, low=low)] * self.num_layers
+            return [as_whole(name, v, low, MAX_SIZE) for v in values]
+        return [self.whole(name, default, low=low)] * self.num_layers
 
     def unread(self) -> list[str]:
         """Fields that look like a part of the shape and that nothing asked for."""
@@ -174,7 +170,7 @@ def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return config
 
 
-def whole(name: str, value: Any, low: int, high: int) -> int:
+def as_whole(name: str, value: Any, low: int, high: int) -> int:
     """`value` as an int within [low, high], or an error that names the field."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
