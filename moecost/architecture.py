@@ -35,7 +35,7 @@ class ModelSpec(SourcedSpec):
     name: str = Field(min_length=1)
     aliases: tuple[str, ...] = ()
     hub_ids: tuple[str, ...] = ()
-    config: Annotated[Mapping[str, Any], AfterValidator(FrozenMap)] = Field(repr=False)
+    config: Annotated[Mapping[str, Any], AfterValidator(lambda value: _frozen(value))] = Field(repr=False)
     """Fields of the model's `config.json`."""
     approximate: bool = False
     """Fields that are not understood were left out of account."""
@@ -89,10 +89,11 @@ class ModelSpec(SourcedSpec):
         if not isinstance(config, Mapping):
             raise InvalidInputError(f"a model config is a mapping, not {type(config).__name__}")
         _check_depth(config)
+        config = _frozen(config)
         reading = hub.read(config, on_unknown)
         spec = cls.model_construct(
             name=name or _name(config),
-            config=FrozenMap(config),
+            config=config,
             approximate=on_unknown == "approximate",
             notes=reading.notes,
         )
@@ -123,12 +124,13 @@ class ModelSpec(SourcedSpec):
                 config.pop(spelling, None)
             fields[usual] = value
         config = _with_text(config, fields) if nested else fields
-        spec = self.from_hf(config, "approximate" if self.approximate else "raise", name=self.name)
-        unused = [key for key in overrides if SPELLINGS.get(key, key) not in spec.reading.used]
+        used = hub.read(config, "approximate").used
+        unused = [key for key in overrides if SPELLINGS.get(key, key) not in used]
         if unused:
-            near = close_matches(unused[0], spec.reading.used)
+            near = close_matches(unused[0], used)
             hint = f"; did you mean {' or '.join(near)}?" if near else ""
             raise InvalidInputError(f"model_overrides: {unused[0]!r} is no field that shapes {self.name}{hint}")
+        spec = self.from_hf(config, "approximate" if self.approximate else "raise", name=self.name)
         said = ", ".join(f"{key}={value!r:.40}" for key, value in overrides.items())
         return spec.model_copy(update={"notes": (*self.notes, f"{self.name} with {said}.")})
 
@@ -277,6 +279,13 @@ def _check_depth(config: Mapping[str, Any]) -> None:
         if not level:
             return
     raise InvalidInputError(f"model config: is nested more than {MAX_DEPTH} levels deep")
+
+
+def _frozen(value: Any) -> Any:
+    """The same with lists as tuples and mappings that cannot be changed."""
+    if isinstance(value, Mapping):
+        return FrozenMap({key: _frozen(v) for key, v in value.items()})
+    return tuple(_frozen(v) for v in value) if isinstance(value, list | tuple) else value
 
 
 def _inside(item: Any) -> list[Any]:

@@ -69,9 +69,14 @@ def family_of(config: Mapping[str, Any]) -> str | None:
     if "mamba_moe_layers" in config:
         return "blackmamba"
     architectures = config.get("architectures")
-    if isinstance(architectures, list) and architectures and isinstance(architectures[0], str):
+    if isinstance(architectures, list | tuple) and architectures and isinstance(architectures[0], str):
         return BY_ARCHITECTURE.get(architectures[0])
     return None
+
+
+def loads_vision(family: str | None) -> bool:
+    """Whether the class that tuning loads holds the vision tower: the causal language model where there is one."""
+    return family == "gemma4" or (family in ORDINARY and ORDINARY[family].vision)
 
 
 def _known(kind: str) -> bool:
@@ -92,6 +97,8 @@ def read(config: Mapping[str, Any], on_unknown: OnUnknown = "raise") -> Reading:
         if not approximate:
             raise unsupported(family)
         notes.append(f"The model type {family!r} is not known: read as an ordinary decoder.")
+    if "vision_config" in config and not loads_vision(family):
+        notes.append("The vision tower is left out: the class of the language model does not load it.")
     r = Reader(config, dict(traits.defaults))
     reader: Callable[[Reader], Model] = (
         HYBRIDS.get(family or "") or IRREGULAR.get(family or "") or ordinary(traits if family else _as_written(r))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -213,7 +214,7 @@ def nemotron_nas(r: Reader) -> Model:
         return c.Component((Matrix("mlp.w1", "other", name, hidden, hidden),)) + c.norms(hidden)
 
     def block(config: Any, i: int) -> tuple[Any, Any]:
-        if not isinstance(config, dict):
+        if not isinstance(config, Mapping):
             raise InvalidInputError(f"model config: block_configs[{i}] must be a mapping")
         attention, ffn = Reader(config).sub("attention"), Reader(config).sub("ffn")
         for part, what in ((attention, "attention"), (ffn, "ffn")):

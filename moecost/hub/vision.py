@@ -5,7 +5,7 @@ Facts from the classes of transformers 5.24.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from moecost.errors import UnsupportedModelError
@@ -130,7 +130,7 @@ TOWERS: dict[str, Callable[[Reader, int], Tower]] = {
 def tower(r: Reader) -> Tower:
     """The tower that the config describes; nothing where it has none."""
     config = r.outer.get("vision_config")
-    if not isinstance(config, dict):
+    if not isinstance(config, Mapping):
         return Tower()
     kind = config.get("model_type") or r.outer.get("model_type")
     kind = str(kind).removesuffix("_model").removesuffix("_vision")
