@@ -60,6 +60,7 @@ class DatasetSpec(SourcedSpec):
     name, aliases, description : what it is called, and is.
     num_queries : training queries of an epoch; where not given, the histogram's sum. [query]
     histogram : queries by length.
+    length_ratios : tokens of a query for a `model_type`'s tokenizer, over those of the histogram; 1 where not listed.
 
     >>> DatasetSpec.load("math-14k").num_queries
     13921
@@ -70,6 +71,7 @@ class DatasetSpec(SourcedSpec):
     description: str = ""
     num_queries: int = Field(ge=1, le=MAX_QUERIES)
     histogram: LengthHistogram
+    length_ratios: dict[str, Annotated[float, Field(gt=0.1, lt=10)]] = Field(default={})
 
     @model_validator(mode="before")
     @classmethod
@@ -132,7 +134,17 @@ class DatasetSpec(SourcedSpec):
 
     def lengths(self) -> LengthDistribution:
         """The distribution of its query lengths, its counts scaled to `num_queries`; made once. [token]"""
-        return _distribution(self.histogram, self.num_queries)
+        return _distribution(self.histogram, self.num_queries, 1.0)
+
+    def lengths_for(self, model_type: str | None) -> tuple[LengthDistribution, str | None]:
+        """(lengths in the tokens of a model type's tokenizer, what was assumed for it)."""
+        ratio = self.length_ratios.get(model_type or "", 1.0)
+        if ratio == 1.0:
+            return self.lengths(), None
+        origin = self.provenance.get(f"length_ratios.{model_type}")
+        why = f" ({origin.doubt})" if origin and origin.doubt else ""
+        note = f"lengths of {self.name} are {ratio:g} times its histogram's for the tokenizer of {model_type}{why}"
+        return _distribution(self.histogram, self.num_queries, ratio), note
 
     @property
     def longest(self) -> int:
@@ -155,10 +167,11 @@ def dataset_names() -> tuple[str, ...]:
 
 
 @lru_cache(maxsize=64)
-def _distribution(histogram: LengthHistogram, num_queries: int) -> LengthDistribution:
+def _distribution(histogram: LengthHistogram, num_queries: int, ratio: float) -> LengthDistribution:
     total = sum(histogram.counts)
     scale = 1.0 if round(total) == num_queries else num_queries / total
-    return LengthDistribution.from_histogram(histogram.lengths, [count * scale for count in histogram.counts])
+    lengths = [max(1, round(length * ratio)) for length in histogram.lengths]
+    return LengthDistribution.from_histogram(lengths, [count * scale for count in histogram.counts])
 
 
 def _sum_of_counts(histogram: object) -> int:

@@ -1,0 +1,34 @@
+"""What fine-tuning a large language model needs, takes and costs, before you pay for it."""
+
+from moecost.architecture import ModelSpec
+from moecost.calibration import Calibration
+from moecost.catalog import gpus, models, nodes
+from moecost.dataset_spec import DatasetSpec
+from moecost.dataset_spec import dataset_names as datasets
+from moecost.errors import MoECostError
+from moecost.estimation import estimate
+from moecost.job import Job
+from moecost.measurements import MeasuredRun
+from moecost.results import Estimate
+from moecost.software import SoftwareProfile, software_profiles
+from moecost.specs import GPUSpec, NodeSpec, PriceQuote
+
+__all__ = [
+    "Calibration",
+    "DatasetSpec",
+    "Estimate",
+    "GPUSpec",
+    "Job",
+    "MeasuredRun",
+    "MoECostError",
+    "ModelSpec",
+    "NodeSpec",
+    "PriceQuote",
+    "SoftwareProfile",
+    "datasets",
+    "estimate",
+    "gpus",
+    "models",
+    "nodes",
+    "software_profiles",
+]

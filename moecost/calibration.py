@@ -1,0 +1,134 @@
+"""`Calibration`: fitted coefficients with what they were fitted to, how well they fit, and where they hold."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from moecost.catalog import data_folder, explain, looks_like_path, read_yaml
+from moecost.coefficients import COEFFICIENT_NAMES, PLAUSIBLE, Coefficients
+from moecost.errors import InvalidInputError, UnknownNameError
+
+Share = Annotated[float, Field(ge=0)]
+
+
+class Coefficient(BaseModel):
+    """One fitted or held number.
+
+    Attributes
+    ----------
+    value : in the unit that `Coefficients` states.
+    log_sd : one standard deviation of its logarithm, from the fit or, where held, of its prior.
+    fitted : found by a fit; else held, for the reason given.
+    why : where a held value comes from.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    value: Annotated[float, Field(gt=0)]
+    log_sd: Share = 0.0
+    fitted: bool = False
+    why: str = ""
+
+
+class Calibration(BaseModel):
+    """Coefficients of the step for one software profile.
+
+    `error` fields are means of |predicted / measured - 1|; `log_sd_*` are what `Estimate.interval` is made of: the
+    spread of log(measured / predicted) that a new run of this stack is expected to have.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+    name: str
+    software: str
+    date: str
+    coefficients: dict[str, Coefficient]
+    covariance: dict[str, dict[str, float]] = Field(default={}, description="of the logarithms of the fitted ones")
+    architecture_factors: dict[str, Annotated[float, Field(gt=0)]] = Field(
+        default={}, description="factor on gemm_efficiency by GPU architecture"
+    )
+    num_runs: int = 0
+    in_sample_error: Share | None = None
+    cross_validated_error: Share | None = None
+    cross_validated_by: str = ""
+    log_sd_time: Share = 0.3
+    log_sd_memory: Share = 0.1
+    range: dict[str, tuple[float, float]] = Field(default={}, description="of the job fields it was fitted on")
+    data: str = ""
+    notes: tuple[str, ...] = ()
+
+    @model_validator(mode="after")
+    def _known(self) -> Calibration:
+        unknown = set(self.coefficients) - set(COEFFICIENT_NAMES)
+        missing = set(COEFFICIENT_NAMES) - set(self.coefficients)
+        if unknown or missing:
+            wrong = f"unknown {sorted(unknown)}" if unknown else f"without {sorted(missing)}"
+            raise ValueError(f"coefficients {wrong}; a calibration has {', '.join(COEFFICIENT_NAMES)}")
+        for name, c in self.coefficients.items():
+            low, high = PLAUSIBLE[name].low, PLAUSIBLE[name].high
+            if not low <= c.value <= high:
+                raise ValueError(
+                    f"coefficients.{name}={c.value:g} is not plausible; it lies between {low:g} and {high:g}"
+                )
+        return self
+
+    @classmethod
+    def load(cls, name_or_path: str | Path) -> Calibration:
+        """A calibration that ships with moecost, or one that `save` wrote."""
+        if looks_like_path(name_or_path):
+            return _read(Path(name_or_path))
+        return _shipped(str(name_or_path))
+
+    def save(self, path: str | Path) -> None:
+        """Write it as YAML, all at once."""
+        text = yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=110)
+        Path(path).write_text(text, encoding="utf-8")
+
+    def values(self, architecture: str | None = None) -> Coefficients:
+        """The numbers alone, for a GPU of that architecture."""
+        return _values(self, architecture)
+
+    def with_values(self, values: Mapping[str, float]) -> Calibration:
+        """The same with some coefficients replaced."""
+        new = {k: c.model_copy(update={"value": values[k]}) if k in values else c for k, c in self.coefficients.items()}
+        return self.model_copy(update={"coefficients": new})
+
+    def __hash__(self) -> int:
+        return id(self)
+
+
+def calibration_names() -> tuple[str, ...]:
+    """Names of the calibrations that ship with moecost."""
+    return tuple(sorted(p.stem for p in (data_folder("data") / "calibrations").glob("*.yaml")))
+
+
+def coefficients_of(values: Coefficients, **each: Any) -> dict[str, Coefficient]:
+    """Plain numbers as coefficients with common attributes."""
+    return {name: Coefficient(value=value, **each) for name, value in asdict(values).items()}
+
+
+@cache
+def _shipped(name: str) -> Calibration:
+    if name not in calibration_names():
+        raise UnknownNameError("calibration", name, calibration_names())
+    return _read(data_folder("data") / "calibrations" / f"{name}.yaml")
+
+
+def _read(path: Path) -> Calibration:
+    try:
+        return Calibration.model_validate(read_yaml(path))
+    except ValidationError as error:
+        raise InvalidInputError(f"{path}: {explain(error, Calibration)}") from None
+
+
+def _values(calibration: Calibration, architecture: str | None) -> Coefficients:
+    plain = {name: c.value for name, c in calibration.coefficients.items()}
+    plain["gemm_efficiency"] *= calibration.architecture_factors.get(architecture or "", 1.0)
+    return Coefficients(**plain)

@@ -1,0 +1,60 @@
+"""The fitted numbers of the step, each with its meaning, first value and plausible range."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Final
+
+from moecost.arrays import FloatLike
+
+
+@dataclass(frozen=True, slots=True)
+class Coefficients:
+    """What a `Calibration` holds. Shares are of the catalogue's dense peak and bandwidth.
+
+    Attributes
+    ----------
+    gemm_efficiency : share of the dense peak that a matrix product reaches inside full waves.
+    gemm_bandwidth : share of the bandwidth at which a small product reads its operands.
+    attention_efficiency : share of the dense peak of the attention core.
+    elementwise_bandwidth : share of the bandwidth of elementwise work, with the profile's byte counts.
+    dequantize_bandwidth : share of the bandwidth at which quantized weights are expanded.
+    optimizer_bandwidth : share of the bandwidth of the optimizer step.
+    launch_s : host time of one kernel launch with the Python around it. [s]
+    router_skew : spread of the tokens an expert gets, over their mean, at top-2 of 8.
+    time_factor : what remains, as a factor on the step.
+    """
+
+    gemm_efficiency: FloatLike = 0.80
+    gemm_bandwidth: FloatLike = 0.75
+    attention_efficiency: FloatLike = 0.42
+    elementwise_bandwidth: FloatLike = 0.75
+    dequantize_bandwidth: FloatLike = 0.59
+    optimizer_bandwidth: FloatLike = 0.85
+    launch_s: FloatLike = 8e-6
+    router_skew: FloatLike = 0.35
+    time_factor: FloatLike = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Plausible:
+    """Bounds of a coefficient, and the spread of its logarithm where a profile states no prior."""
+
+    log_sd: float
+    low: float
+    high: float
+
+
+PLAUSIBLE: Final[dict[str, Plausible]] = {
+    "gemm_efficiency": Plausible(0.05, 0.30, 0.95),
+    "gemm_bandwidth": Plausible(0.05, 0.40, 1.00),
+    "attention_efficiency": Plausible(0.15, 0.15, 0.80),
+    "elementwise_bandwidth": Plausible(0.30, 0.20, 1.00),
+    "dequantize_bandwidth": Plausible(0.05, 0.30, 0.90),
+    "optimizer_bandwidth": Plausible(0.15, 0.20, 1.00),
+    "launch_s": Plausible(0.40, 2e-6, 40e-6),
+    "router_skew": Plausible(0.30, 0.05, 0.43),
+    "time_factor": Plausible(0.00, 0.50, 2.50),
+}
+"""`router_skew` stays below 0.43, where even the least loaded quadrature node of `experts` keeps its tokens."""
+COEFFICIENT_NAMES: Final = tuple(f.name for f in fields(Coefficients))

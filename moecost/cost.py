@@ -1,0 +1,31 @@
+"""Hours and dollars of a run from the seconds of its steps."""
+
+from __future__ import annotations
+
+from moecost.arrays import FloatLike
+from moecost.units import HOUR
+
+
+def run_hours(
+    *, steps: FloatLike, step_s: FloatLike, saves: FloatLike, save_s: FloatLike, startup_s: FloatLike
+) -> FloatLike:
+    """Wall time of a run: its steps, the checkpoints it waits for, and its start. [h]
+
+    >>> run_hours(steps=3600, step_s=1.0, saves=1, save_s=0.0, startup_s=0.0)
+    1.0
+    """
+    return (steps * step_s + saves * save_s + startup_s) / HOUR
+
+
+def cost_usd(*, hours: FloatLike, num_gpus: FloatLike, usd_per_gpu_hour: FloatLike) -> FloatLike:
+    """Dollars of a run at a price a GPU-hour.
+
+    >>> cost_usd(hours=2.0, num_gpus=8, usd_per_gpu_hour=2.5)
+    40.0
+    """
+    return hours * num_gpus * usd_per_gpu_hour
+
+
+def save_seconds(*, saved_bytes: FloatLike, bytes_per_s: FloatLike) -> FloatLike:
+    """Time a run waits for one checkpoint. [s]"""
+    return saved_bytes / bytes_per_s

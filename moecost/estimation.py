@@ -1,0 +1,378 @@
+"""`estimate`: a job in, what it needs, takes and costs out."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterable
+from typing import Any, Final, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moecost import cost
+from moecost.calibration import Calibration
+from moecost.errors import DoesNotFitError, InvalidInputError, OutOfRangeWarning
+from moecost.experts import binomial_variation, experts_touched, load_imbalance, load_variation
+from moecost.job import Job
+from moecost.lengths import mean_cut_length
+from moecost.memory import MOMENTS, max_micro_batch_size, peak
+from moecost.resolution import Epoch, Resolved, epoch, price, resolve
+from moecost.results import (
+    Bound,
+    Estimate,
+    Experts,
+    Memory,
+    OperatorTime,
+    Provenance,
+    StepTime,
+    Usage,
+    Utilization,
+)
+from moecost.step import PassTimes, StepTimes, all_parameters, step_times, trained_elements
+from moecost.units import GIB
+from moecost.workload import Device, experts_per_token
+
+LARGEST_DEFAULT_BATCH: Final = 1024
+"""Where no batch is given and more than this would fit, this is used: no one tunes with more on one GPU."""
+
+
+def estimate(model: Any, gpu: Any = None, **job: Any) -> Estimate:
+    """What a fine-tuning run needs, takes and costs.
+
+    Parameters
+    ----------
+    model : a catalogue name or Hub id, a spec or `config.json` (path or dict), a `ModelSpec`; or a whole `Job`.
+    gpu : a catalogue name, alias, device name or cloud instance type, a path, or a `GPUSpec`.
+    **job : the other fields of `Job`.
+
+    Returns
+    -------
+    Estimate : queries a second, hours, dollars, memory, and where time and memory go.
+
+    Raises
+    ------
+    MoECostError : `InvalidInputError` and `UnknownNameError` for input that cannot be used, `UnsupportedError` for
+        what is not modelled, `NoPriceError` for a price that nobody quoted, `DoesNotFitError` for a job that does
+        not fit (unless `on_oom="report"`).
+
+    >>> e = estimate("mixtral-8x7b", "a40", method="qlora", lora_targets=["w1", "w2", "w3", "gate"],
+    ...              dataset="math-14k", sequence_length=1024, epochs=10, price=0.79, software="hf-peft-2024")
+    >>> e.max_micro_batch_size
+    4
+    """
+    if isinstance(model, Job):
+        if gpu is not None or job:
+            raise InvalidInputError("estimate(Job(...)) takes no further arguments; put them into the job")
+        return estimate_job(model)
+    if gpu is None:
+        raise InvalidInputError("gpu is missing: estimate(model, gpu, ...), moecost.gpus() lists them")
+    return estimate_job(Job(model=model, gpu=gpu, **job))
+
+
+def estimate_job(job: Job) -> Estimate:
+    """See `estimate`."""
+    resolved = resolve(job)
+    notes = list(resolved.notes)
+    largest = largest_batch(resolved)
+    batch = _batch(resolved, largest, notes)
+    memory = _memory(resolved, batch)
+    fits = memory.device_gib <= memory.usable_gib
+    if not fits:
+        if job.on_oom == "raise":
+            raise DoesNotFitError(_why_not(resolved, memory, batch, largest))
+        notes.append("does not fit: every figure is computed as if it did")
+    accumulation = _accumulation(job, batch)
+    times = epoch(resolved, batch, accumulation)
+    step = step_times(resolved.workload, times.batches, resolved.profile, resolved.coefficients)
+    _check_range(resolved.calibration, resolved, batch, notes)
+    usd, quote = price(job, resolved.gpu, notes)
+    return _estimate(resolved, times, step, memory, fits, largest, batch, accumulation, usd, quote, notes)
+
+
+def largest_batch(resolved: Resolved) -> int:
+    """The largest micro-batch that fits; 0 where not even one sequence does."""
+    habits, longest = resolved.profile.memory, float(resolved.worst_length)
+    return int(max_micro_batch_size(resolved.workload, habits, padded_length=longest))
+
+
+def choose_batch(resolved: Resolved, notes: list[str]) -> tuple[int, int]:
+    """(micro-batch size, accumulation steps): as the job says, else the largest that fits."""
+    asked = resolved.job.micro_batch_size
+    batch = asked if asked is not None else _batch(resolved, largest_batch(resolved), notes)
+    return batch, _accumulation(resolved.job, batch)
+
+
+def _batch(resolved: Resolved, largest: int, notes: list[str]) -> int:
+    job = resolved.job
+    if job.micro_batch_size is not None:
+        return job.micro_batch_size
+    bound = min(int(resolved.rows_per_epoch), LARGEST_DEFAULT_BATCH)
+    if job.global_batch_size is not None:
+        bound = min(bound, job.global_batch_size // (job.gradient_accumulation_steps or 1)) or 1
+    if largest < 1:
+        return 1
+    batch = min(largest, bound)
+    if job.global_batch_size is not None:
+        batch = next(b for b in range(batch, 0, -1) if job.global_batch_size % b == 0)
+    notes.append(
+        f"micro_batch_size={batch}: the largest that fits"
+        if batch == largest
+        else f"micro_batch_size={batch}, although {largest} would fit: bounded by the queries, the global batch "
+        f"or {LARGEST_DEFAULT_BATCH}"
+    )
+    return batch
+
+
+def _accumulation(job: Job, batch: int) -> int:
+    if job.gradient_accumulation_steps is not None:
+        return job.gradient_accumulation_steps
+    if job.global_batch_size is None:
+        return 1
+    if job.global_batch_size % batch:
+        raise InvalidInputError(
+            f"global_batch_size={job.global_batch_size} is no multiple of micro_batch_size={batch}; "
+            f"use {max(job.global_batch_size // batch, 1) * batch}"
+        )
+    return job.global_batch_size // batch
+
+
+# ------------------------------------------------------------------------------------------------ memory
+def _memory(resolved: Resolved, batch: int) -> Memory:
+    habits = resolved.profile.memory
+    _, at = peak(resolved.workload, habits, sequences=float(batch), padded_length=float(resolved.worst_length))
+    moment = max(MOMENTS, key=lambda m: float(at[m].device(habits)))
+    parts = at[moment]
+    return Memory(
+        allocated_gib=float(parts.allocated) / GIB,
+        reserved_gib=float(parts.reserved(habits)) / GIB,
+        device_gib=float(parts.device(habits)) / GIB,
+        usable_gib=float(resolved.workload.device.memory_bytes) / GIB,
+        weights_gib=float(parts.weights) / GIB,
+        adapters_gib=float(parts.adapters) / GIB,
+        gradients_gib=float(parts.gradients) / GIB,
+        optimizer_gib=float(parts.optimizer) / GIB,
+        activations_gib=float(parts.activations) / GIB,
+        logits_gib=float(parts.logits) / GIB,
+        buffers_gib=float(parts.buffers) / GIB,
+        moment=moment,
+    )
+
+
+def _why_not(resolved: Resolved, memory: Memory, batch: int, largest: int) -> str:
+    job = resolved.job
+    part, most = next(iter(memory.parts.items()))
+    text = (
+        f"{resolved.model.name} needs {memory.device_gib:.1f} GiB at micro_batch_size={batch} with sequences of "
+        f"{resolved.worst_length} tokens, the {resolved.gpu.marketing_name} has {memory.usable_gib:.1f}; {part} take "
+        f"{most:.1f}."
+    )
+    if largest >= 1:
+        return f"{text} Use micro_batch_size={largest} or less."
+    tries = []
+    recompute = resolved.workload.recipe.recompute
+    if part in ("activations", "logits") and not recompute:
+        tries.append("gradient_checkpointing='full'")
+    if part in ("activations", "logits"):
+        tries.append("a shorter sequence_length")
+    if job.method == "full":
+        tries.append("method='lora' or 'qlora'")
+    elif part == "weights" and not any(u.quantized for _, u in resolved.workload.uses()):
+        tries.append("method='qlora'")
+    if job.method == "full" and job.optimizer == "adamw":
+        tries.append("optimizer='adamw8bit'")
+    tries.append("a GPU with more memory")
+    return f"{text} Not even one sequence fits: try {', '.join(tries)}; on_oom='report' shows all figures."
+
+
+# ------------------------------------------------------------------------------------------------ the result
+def _estimate(
+    resolved: Resolved,
+    times: Epoch,
+    step: StepTimes,
+    memory: Memory,
+    fits: bool,
+    largest: int,
+    batch: int,
+    accumulation: int,
+    usd: float | None,
+    quote: Any,
+    notes: list[str],
+) -> Estimate:
+    job, calibration, workload = resolved.job, resolved.calibration, resolved.workload
+    seconds = float(step.seconds)
+    steps = math.ceil(job.epochs * times.steps - 1e-9)
+    saves = math.ceil(job.epochs - 1e-9) if resolved.profile.run.saves_each_epoch else 0
+    hours = float(
+        cost.run_hours(
+            steps=steps,
+            step_s=seconds,
+            saves=saves,
+            save_s=cost.save_seconds(
+                saved_bytes=saved_bytes(resolved), bytes_per_s=resolved.profile.run.save_bytes_per_s
+            ),
+            startup_s=resolved.profile.run.startup_s,
+        )
+    )
+    epoch_s = times.steps * seconds
+    data_tokens = resolved.num_queries * mean_cut_length(resolved.lengths, resolved.sequence_length)
+    batches = times.batches
+    padded_tokens = float(np.sum(batches.tokens * batches.probability)) * times.micro_batches
+    peak_flops = float(workload.device.peak_flops_per_s)
+    flops = [float(p.flops.sum()) for p in step.passes]
+    trained, _, _ = trained_elements(workload)
+    usd_per_hour = float("nan") if usd is None else usd
+    return Estimate(
+        model=resolved.model.name,
+        gpu=resolved.gpu.name,
+        num_gpus=job.num_gpus,
+        method=job.method,
+        queries_per_second=resolved.num_queries / epoch_s,
+        tokens_per_second=data_tokens / epoch_s,
+        padded_tokens_per_second=padded_tokens / epoch_s,
+        step=_step_time(step, workload.device),
+        bound=_bound_of_step(step, workload.device),
+        utilization=_utilization(step, workload.device),
+        mfu=(flops[0] + flops[2]) / (seconds * peak_flops),
+        hfu=sum(flops) / (seconds * peak_flops),
+        memory=memory,
+        fits=fits,
+        max_micro_batch_size=largest,
+        micro_batch_size=batch,
+        global_batch_size=batch * accumulation,
+        experts=_experts(resolved, times),
+        num_parameters=all_parameters(workload),
+        num_trainable_parameters=int(trained),
+        num_queries=resolved.num_queries,
+        epochs=job.epochs,
+        steps=steps,
+        hours=hours,
+        gpu_hours=hours * job.num_gpus,
+        usd_per_gpu_hour=usd_per_hour,
+        cost_usd=float(cost.cost_usd(hours=hours, num_gpus=job.num_gpus, usd_per_gpu_hour=usd_per_hour)),
+        notes=tuple(notes),
+        provenance=Provenance(
+            price=quote,
+            calibration=calibration.name,
+            calibration_error=calibration.cross_validated_error,
+            software=resolved.profile.name,
+            sources=_sources(resolved),
+        ),
+        log_sd_time=calibration.log_sd_time,
+        log_sd_memory=calibration.log_sd_memory,
+    )
+
+
+def saved_bytes(resolved: Resolved) -> float:
+    """Bytes of a checkpoint as the stack writes it: trained weights, and the optimizer's state if it does."""
+    trained, _, width = trained_elements(resolved.workload)
+    state = resolved.workload.recipe.optimizer_bytes if resolved.profile.run.saves_optimizer else 0.0
+    return float(trained) * (width + state)
+
+
+def _step_time(step: StepTimes, device: Device) -> StepTime:
+    forward, recompute, backward = (float(p.total) for p in step.passes)
+    return StepTime(
+        seconds=float(step.seconds),
+        forward=forward,
+        backward=recompute + backward,
+        recompute=recompute,
+        optimizer=float(step.optimizer),
+        other=float(step.other),
+        host=float(step.together.host),
+        by_layer=_grouped(step, [op.layer for op in step.operators], device, with_host=True),
+        by_kernel=_grouped(step, [op.kernel for op in step.operators], device, with_host=False),
+    )
+
+
+def _grouped(step: StepTimes, names: Iterable[str], device: Device, with_host: bool) -> dict[str, OperatorTime]:
+    groups: dict[str, list[int]] = {}
+    for i, name in enumerate(names):
+        groups.setdefault(name, []).append(i)
+    all_passes, out = step.together, {}
+    for name, at in groups.items():
+        gpu, total = float(all_passes.gpu[at].sum()), float(all_passes.seconds[at].sum())
+        flops, moved = float(all_passes.flops[at].sum()), float(all_passes.bytes[at].sum())
+        forward = step.forward.seconds if with_host else step.forward.gpu
+        waits = with_host and total - gpu > gpu
+        out[name] = OperatorTime(
+            seconds=total if with_host else gpu,
+            forward=float(forward[at].sum()),
+            launches=float(all_passes.launches[at].sum()),
+            flops=flops,
+            bytes=moved,
+            bound="host" if waits else _kernel_bound(flops, moved, device),
+        )
+    return out
+
+
+def _kernel_bound(flops: float, moved: float, device: Device) -> Literal["compute", "memory"]:
+    """Which side of the ridge point a kernel lies on."""
+    return "compute" if flops * device.bytes_per_s >= moved * device.peak_flops_per_s else "memory"
+
+
+def _bound_of_step(step: StepTimes, device: Device) -> Bound:
+    """What takes most of the step: waiting for the host, kernels bound by compute, or kernels bound by memory."""
+    found: dict[Bound, float] = {"host": float(step.together.host), "compute": 0.0, "memory": float(step.optimizer)}
+    work = step.together
+    for gpu, flops, moved in zip(work.gpu, work.flops, work.bytes, strict=True):
+        found[_kernel_bound(float(flops), float(moved), device)] += float(gpu)
+    return max(found, key=lambda name: found[name])
+
+
+def _utilization(step: StepTimes, device: Device) -> Utilization:
+    moe = np.array([op.layer == "moe" for op in step.operators])
+    return Utilization(moe=_usage(step.together, moe, device), step=_usage(step.together, np.ones_like(moe), device))
+
+
+def _usage(work: PassTimes, which: NDArray[np.bool_], device: Device) -> Usage:
+    gpu = float(work.gpu[which].sum())
+    if not gpu:
+        return Usage(sm=0.0, dram=0.0)
+    moved, sm = float(work.bytes[which].sum()), float(work.sm_seconds[which].sum())
+    return Usage(sm=min(sm / gpu, 1.0), dram=min(moved / (gpu * float(device.bytes_per_s)), 1.0))
+
+
+def _experts(resolved: Resolved, times: Epoch) -> Experts | None:
+    found = [b.layers for b in resolved.workload.blocks if b.layers.experts is not None]
+    if not found:
+        return None
+    layers = max(found, key=lambda g: g.experts.num_experts if g.experts else 0)
+    assert layers.experts is not None
+    num, k = layers.experts.num_experts, experts_per_token(resolved.workload.recipe, layers)
+    batches = times.batches
+    tokens, p = batches.tokens, batches.probability
+    shape: dict[str, Any] = {"num_experts": num, "num_experts_per_tok": k}
+    touched = experts_touched(tokens=tokens, **shape)
+    skew = load_variation(router_skew=resolved.coefficients.router_skew, **shape)
+    spread = np.hypot(binomial_variation(tokens=tokens, **shape), skew)
+    imbalance = load_imbalance(variation=spread, **shape)
+    return Experts(
+        num_experts=num,
+        num_experts_per_tok=float(k),
+        touched=float(np.sum(touched * p)),
+        tokens_per_expert=float(np.sum(tokens * k / touched * p)),
+        load_imbalance=float(np.sum(imbalance * p)),
+    )
+
+
+def _sources(resolved: Resolved) -> dict[str, str]:
+    out = {}
+    for kind, spec in (("gpu", resolved.gpu), ("model", resolved.model), ("dataset", resolved.dataset)):
+        for name, source in (getattr(spec, "sources", None) or {}).items():
+            out[f"{kind}.{name}"] = f"{source.title} ({source.date})"
+    return out
+
+
+def _check_range(calibration: Calibration, resolved: Resolved, batch: int, notes: list[str]) -> None:
+    """Say, and warn once, where a calibration is used outside of the runs it was fitted on."""
+    values = {"micro_batch_size": float(batch), "sequence_length": float(resolved.worst_length)}
+    outside = [
+        f"{name}={values[name]:g} (fitted on {low:g} to {high:g})"
+        for name, (low, high) in calibration.range.items()
+        if name in values and not low <= values[name] <= high
+    ]
+    if outside:
+        text = f"calibration {calibration.name!r} is used outside of its range: {', '.join(outside)}"
+        notes.append(text)
+        warnings.warn(text, OutOfRangeWarning, stacklevel=4)

@@ -1,0 +1,173 @@
+"""`Job`: a model, a GPU, data, a recipe, a layout and a price; what `estimate` is asked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, Self
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+from moecost import catalog
+from moecost.architecture import ModelSpec
+from moecost.calibration import Calibration
+from moecost.dataset_spec import DatasetSpec
+from moecost.errors import InvalidInputError, close_matches
+from moecost.specs import GPUSpec, Market, NodeSpec, PriceQuote
+from moecost.storage import COMPUTE_BYTES, OPTIMIZERS, WEIGHT_FORMATS
+
+MAX_TOKENS: Final = 100_000_000
+MAX_BATCH: Final = 2**24
+
+Method = Literal["full", "lora", "qlora", "dora"]
+Checkpointing = Literal["none", "selective", "full"]
+
+
+def _one_of(kind: str, known: tuple[str, ...]) -> BeforeValidator:
+    """A name out of a table, with the nearest names where it is none of them."""
+
+    def check(value: Any) -> Any:
+        if value is None or (isinstance(value, str) and value in known):
+            return value
+        near = close_matches(str(value), known) or list(known)
+        raise ValueError(f"{value!r} is not a {kind}; did you mean {', '.join(map(repr, near))}?")
+
+    return BeforeValidator(check)
+
+
+def _whole(value: Any) -> Any:
+    """Whole numbers only: 4 and 4.0, not 4.5, not '4', not True."""
+    if isinstance(value, bool | str):
+        raise ValueError(f"{value!r} is not a whole number; write it without quotes")
+    return value
+
+
+def _checkpointing(value: Any) -> Any:
+    return {True: "full", False: "none"}.get(value, value) if isinstance(value, bool) else value
+
+
+def _targets(value: Any) -> Any:
+    return (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list | tuple) else value
+
+
+Count = Annotated[int, BeforeValidator(_whole), Field(ge=1, le=2**40)]
+Degree = Annotated[int, BeforeValidator(_whole), Field(ge=1, le=2**20)]
+
+
+class Job(BaseModel):
+    """A fine-tuning run. In every field None means: the software profile's habit.
+
+    Fields that do not exist, contradict each other or lie out of range are refused with `InvalidInputError`, which
+    names the field, the value and the nearest valid one.
+
+    >>> Job(model="mixtral-8x7b", gpu="a40", sequence_length=512).method
+    'full'
+    """
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", protected_namespaces=(), arbitrary_types_allowed=True, allow_inf_nan=False
+    )
+
+    model: str | Path | dict[str, Any] | ModelSpec
+    """Catalogue name, alias or Hub id; a spec or `config.json` (path or dict)."""
+    model_overrides: dict[str, Any] | None = None
+    """Fields of the model's config to replace."""
+    gpu: str | Path | GPUSpec
+    num_gpus: Degree = 1
+    node: str | NodeSpec | None = None
+    gpus_per_node: Degree | None = None
+
+    dataset: str | Path | DatasetSpec | None = None
+    num_queries: Count | None = None
+    """Training queries of an epoch; overrides the data set's number."""
+    sequence_length: Annotated[int, BeforeValidator(_whole), Field(ge=1, le=MAX_TOKENS)] | None = None
+    """Longest sequence: truncation, padding or packing length; None: the data set's longest. [token]"""
+    padding: Literal["longest", "max_length", "packed"] | None = None
+    epochs: Annotated[float, Field(gt=0, le=1e6)] = 1.0
+
+    method: Annotated[Method, _one_of("method", ("full", "lora", "qlora", "dora"))] = "full"
+    lora_rank: Annotated[int, BeforeValidator(_whole), Field(ge=1, le=65536)] = 16
+    lora_targets: Annotated[tuple[str, ...], BeforeValidator(_targets), Field(min_length=1)] = ("all-linear",)
+    weight_dtype: Annotated[str, _one_of("weight format", tuple(WEIGHT_FORMATS))] | None = None
+    compute_dtype: Annotated[str, _one_of("compute type", tuple(COMPUTE_BYTES))] | None = None
+    optimizer: Annotated[str, _one_of("optimizer", tuple(OPTIMIZERS))] = "adamw"
+    attention: Literal["flash", "sdpa", "eager"] | None = None
+    gradient_checkpointing: Annotated[Checkpointing, BeforeValidator(_checkpointing)] | None = None
+    compile: bool = False
+    micro_batch_size: Annotated[int, BeforeValidator(_whole), Field(ge=1, le=MAX_BATCH)] | None = None
+    """Sequences a GPU a forward pass; None: the largest that fits."""
+    gradient_accumulation_steps: Annotated[int, BeforeValidator(_whole), Field(ge=1, le=2**20)] | None = None
+    global_batch_size: Count | None = None
+    num_experts_per_tok: Annotated[int, BeforeValidator(_whole), Field(ge=1)] | None = None
+
+    zero_stage: Annotated[int, Field(ge=0, le=3)] | None = None
+    tensor_parallel_size: Degree = 1
+    pipeline_parallel_size: Degree = 1
+    expert_parallel_size: Degree = 1
+    context_parallel_size: Degree = 1
+    virtual_pipeline_size: Degree | None = None
+    expert_tensor_parallel_size: Degree | None = None
+    sequence_parallel: bool | None = None
+    moe_dispatch: Literal["alltoall", "allgather", "deepep", "deepep-uccl", "hybridep"] | None = None
+    capacity_factor: Annotated[float, Field(gt=0, le=1e4)] | None = None
+    forced_balance: bool | None = None
+    cuda_graphs: Literal["none", "partial", "full"] | None = None
+    comm_overlap: bool | None = None
+    fused_kernels: str | None = None
+    offload: Literal["none", "optimizer", "parameters", "nvme"] = "none"
+
+    software: str = "hf-peft"
+    calibration: str | Path | Calibration | None = None
+    price: Annotated[float, Field(ge=0, le=1e6)] | str | PriceQuote | None = None
+    """$/GPU-hour, a provider of the catalogue, or a quote; None: the median of the catalogue's quotes."""
+    market: Market = "on_demand"
+    on_oom: Literal["raise", "report"] = "raise"
+
+    def __init__(self, **fields: Any) -> None:
+        try:
+            super().__init__(**fields)
+        except ValidationError as error:
+            raise InvalidInputError(catalog.explain(error, Job)) from None
+
+    @classmethod
+    def from_yaml(cls, path: str | Path) -> Self:
+        """The job that a YAML file describes; its keys are the fields."""
+        try:
+            return cls(**catalog.read_yaml(path))
+        except InvalidInputError as error:
+            raise InvalidInputError(f"{path}: {str(error).removeprefix(f'{path}: ')}") from None
+
+    @property
+    def adapts(self) -> bool:
+        """Adapters are trained, the model's own weights are frozen."""
+        return self.method != "full"
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        held = WEIGHT_FORMATS.get(self.weight_dtype or "bf16")
+        if self.method == "full" and held is not None and held.quantized:
+            raise ValueError(
+                f"method='full' cannot train weights held as weight_dtype={self.weight_dtype!r}; "
+                "use method='qlora', or weight_dtype='bf16' or 'fp32'"
+            )
+        if self.method == "qlora" and held is not None and self.weight_dtype is not None and not held.quantized:
+            raise ValueError(
+                f"method='qlora' holds quantized weights, weight_dtype={self.weight_dtype!r} is not; "
+                "use method='lora', or leave weight_dtype out (nf4-dq)"
+            )
+        if self.padding == "longest" and self.dataset is None:
+            raise ValueError("padding='longest' needs a dataset to know the lengths; give one, or padding='max_length'")
+        if self.dataset is None and self.sequence_length is None:
+            raise ValueError("sequence_length is missing: give it, or a dataset to take it from")
+        b, a, g = self.micro_batch_size, self.gradient_accumulation_steps, self.global_batch_size
+        ranks = self.num_gpus // (self.tensor_parallel_size * self.pipeline_parallel_size * self.context_parallel_size)
+        if b is not None and a is not None and g is not None and ranks and g != b * a * ranks:
+            raise ValueError(
+                f"global_batch_size={g} is not micro_batch_size={b} x gradient_accumulation_steps={a} x {ranks} "
+                f"data-parallel GPUs = {b * a * ranks}; give two of the three"
+            )
+        if b is not None and a is None and g is not None and ranks and g % (b * ranks):
+            raise ValueError(
+                f"global_batch_size={g} is no multiple of micro_batch_size={b} x {ranks} data-parallel GPUs; "
+                f"use {max(g // (b * ranks), 1) * b * ranks} or another micro_batch_size"
+            )
+        return self

@@ -1,0 +1,223 @@
+r"""Bytes on the GPU by part, the moment of a step at which they peak, and the largest micro-batch that fits.
+
+The peak is the largest of four moments:
+
+=============  ==================================================================================================
+`loss`         weights, optimizer state, all that the forward pass kept, logits; gradients if accumulated
+`backward`     the first layer to go back: what was kept, one layer's activations, adapter gradients
+`gradients`    the last layer to go back: all gradients, one layer's activations, inputs that a stack keeps
+`optimizer`    all gradients, optimizer state, transient copies; no activations
+=============  ==================================================================================================
+
+Every part is linear in the sequences of a micro-batch, so the largest batch is solved in closed form and then checked
+against the same bytes: memory(b) <= capacity < memory(b + 1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from typing import Final, Literal, TypeAlias
+
+import numpy as np
+
+from moecost.arrays import FloatLike, as_float
+from moecost.quantities import Layers
+from moecost.software import MemoryHabits
+from moecost.step import all_parameters, trained_elements
+from moecost.workload import Block, Recipe, WeightUse, Workload, experts_per_token
+
+Moment: TypeAlias = Literal["loss", "backward", "gradients", "optimizer"]
+MOMENTS: Final[tuple[Moment, ...]] = ("loss", "backward", "gradients", "optimizer")
+
+SHARED_INPUTS: Final = frozenset({"attention.k", "attention.v", "expert.w3", "mlp.w3", "shared.w3"})
+"""Kernels that read the very tensor that a sibling reads (keys and values that of the queries, up that of the gate)."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryParts:
+    """Allocated bytes at one moment, by part. [byte]"""
+
+    weights: FloatLike
+    adapters: FloatLike
+    gradients: FloatLike
+    optimizer: FloatLike
+    activations: FloatLike
+    logits: FloatLike
+    buffers: FloatLike
+
+    @property
+    def allocated(self) -> FloatLike:
+        return sum(getattr(self, f.name) for f in fields(self))  # type: ignore[no-any-return]
+
+    def reserved(self, habits: MemoryHabits) -> FloatLike:
+        """With the caching allocator's slack on what a step allocates and frees."""
+        return self.allocated + (habits.allocator - 1.0) * (self.activations + self.logits + self.buffers)
+
+    def device(self, habits: MemoryHabits) -> FloatLike:
+        """With the framework's GPU context: what the driver shows."""
+        return self.reserved(habits) + habits.context_bytes
+
+
+def moments(
+    workload: Workload, habits: MemoryHabits, *, sequences: FloatLike, padded_length: FloatLike
+) -> dict[Moment, MemoryParts]:
+    """Allocated bytes at each moment of a step on micro-batches of `sequences` rows of `padded_length` tokens."""
+    recipe, tokens = workload.recipe, sequences * padded_length
+    trained, _, width = trained_elements(workload)
+    weights, adapters = weight_bytes(workload), 0.0 if recipe.trains_all else trained * width
+    gradients = trained * recipe.gradient_bytes
+    optimizer = trained * recipe.optimizer_bytes
+    kept = saved_activations(workload, habits, sequences=sequences, padded_length=padded_length)
+    inputs = quantized_inputs(workload, tokens=tokens) if habits.keeps_quantized_inputs else 0.0
+    live = live_layer(workload, habits, sequences=sequences, padded_length=padded_length)
+    expanded = max((u.matrix.weights for _, u in workload.uses() if u.quantized), default=0) * recipe.compute_bytes
+    per_logit = habits.logits_full_tuning if recipe.trains_all else habits.logits
+    logits = tokens * workload.model.vocab_size * per_logit
+    early = np.where(np.asarray(recipe.gradient_accumulation_steps) > 1, gradients, 0.0)[()]
+    copies = habits.optimizer_transient * trained * width if recipe.optimizer_bytes else 0.0
+
+    def parts(gradients: FloatLike, activations: FloatLike, logits: FloatLike, buffers: FloatLike) -> MemoryParts:
+        return MemoryParts(weights, adapters, gradients, optimizer, activations, logits, buffers)
+
+    return {
+        "loss": parts(early, kept + inputs, logits, 0.0),
+        "backward": parts(early if recipe.trains_all else gradients, kept + inputs + live, 0.0, expanded),
+        "gradients": parts(gradients, inputs + live, 0.0, expanded),
+        "optimizer": parts(gradients, 0.0, 0.0, copies),
+    }
+
+
+def peak(
+    workload: Workload, habits: MemoryHabits, *, sequences: FloatLike, padded_length: FloatLike
+) -> tuple[FloatLike, dict[Moment, MemoryParts]]:
+    """(bytes the driver shows at the fullest moment, bytes of all moments)."""
+    at = moments(workload, habits, sequences=sequences, padded_length=padded_length)
+    return _largest(at[m].device(habits) for m in MOMENTS), at
+
+
+def max_micro_batch_size(workload: Workload, habits: MemoryHabits, *, padded_length: FloatLike) -> FloatLike:
+    """Most sequences of `padded_length` tokens that fit; 0 where not even one does.
+
+    Property: memory(b) <= capacity < memory(b + 1), by the very bytes that `peak` gives.
+    """
+    capacity = workload.device.memory_bytes
+
+    def at(b: FloatLike) -> FloatLike:
+        return peak(workload, habits, sequences=b, padded_length=padded_length)[0]
+
+    first = moments(workload, habits, sequences=1.0, padded_length=padded_length)
+    second = moments(workload, habits, sequences=2.0, padded_length=padded_length)
+    rooms = []
+    for m in MOMENTS:
+        one, two = first[m].device(habits), second[m].device(habits)
+        slope = two - one
+        room = np.divide(capacity - one, slope, out=np.full(np.shape(capacity - one), np.inf), where=slope > 0)
+        rooms.append(np.where(slope > 0, room, np.where(one <= capacity, np.inf, -1.0)) + 1.0)
+    best = np.floor(np.min(np.broadcast_arrays(*rooms), axis=0))
+    best = np.clip(best, 0.0, MOST_SEQUENCES)
+    best = np.where(at(best + 1.0) <= capacity, best + 1.0, best)  # floor() is one too low at an exact fit
+    best = np.where((best > 0) & (at(np.maximum(best, 1.0)) > capacity), best - 1.0, best)
+    return as_float(best)
+
+
+MOST_SEQUENCES: Final = 2.0**24
+"""Bound of the largest batch, met only where activations cost nothing."""
+
+
+def _largest(values: Iterable[FloatLike]) -> FloatLike:
+    """The largest of several numbers, or arrays that broadcast."""
+    return as_float(np.max(np.broadcast_arrays(*values), axis=0))
+
+
+# ------------------------------------------------------------------------------------------------ parts
+def weight_bytes(workload: Workload) -> float:
+    """Bytes of the model's weights as held, adapters apart; a tied head once."""
+    recipe = workload.recipe
+    quantized = sum(n * u.matrix.copies * u.matrix.weights for n, u in workload.uses() if u.quantized)
+    return quantized * recipe.quantized_bytes + (all_parameters(workload) - quantized) * recipe.weight_bytes
+
+
+def layer_activations(layers: Layers, recipe: Recipe, *, sequences: FloatLike, padded_length: FloatLike) -> FloatLike:
+    r"""Bytes that one layer keeps for its backward pass when nothing is recomputed.
+
+    .. math:: A = T \left(4 h n_{norm} + 4 H + 4 K + 4 a + 8 E + k (4 h + 8 f) + 8 f_{dense}\right)
+
+    at 16 bits: both sides of each norm; queries, keys, values, attention output and log-sum-exp; router logits and
+    probabilities; the routed copies, gate, up, activation and product of each expert used.
+
+    Notes
+    -----
+    Source: counted; with E = 0 and plain heads it is Korthikanti et al. (arXiv:2205.05198) with flash attention.
+    Check: Mixtral-8x7B 315,584 bytes a token and layer. Eager attention keeps 5 a s more (their Table 2).
+    Mamba keeps its two projections and the scan's output, recomputes the convolution, and keeps the scan's states
+    once a sequence, as the fused kernel of mamba-ssm does.
+    """
+    width = recipe.compute_bytes
+    tokens = sequences * padded_length
+    elements: FloatLike = 2.0 * layers.hidden_size * layers.num_norms
+    extra: FloatLike = 0.0
+    core = layers.attention
+    if core is not None:
+        elements = elements + core.num_heads * (core.qk_head_dim + core.v_head_dim)
+        elements = elements + core.num_key_value_heads * (core.qk_head_dim + core.v_head_dim)
+        extra = extra + tokens * 4.0 * core.num_heads
+        if recipe.attention == "eager":
+            extra = extra + tokens * 5.0 * core.num_heads * padded_length
+    if layers.scan is not None:
+        elements = elements + 3.0 * layers.scan.inner_size
+        extra = extra + sequences * 8.0 * layers.scan.inner_size * layers.scan.state_size
+    if layers.experts is not None:
+        e = layers.experts
+        k = experts_per_token(recipe, layers)
+        wide = 4.0 if e.gated else 2.0
+        elements = elements + k * (2.0 * e.hidden_size + wide * e.intermediate_size)
+        extra = extra + tokens * 8.0 * e.num_experts
+    for ffn in layers.feed_forward:
+        elements = elements + (4.0 if ffn.gated else 2.0) * ffn.intermediate_size
+    return tokens * width * elements + extra
+
+
+def _all_layers(
+    workload: Workload, *, sequences: FloatLike, padded_length: FloatLike
+) -> Iterable[tuple[Block, FloatLike]]:
+    for block in workload.blocks:
+        yield block, layer_activations(block.layers, workload.recipe, sequences=sequences, padded_length=padded_length)
+
+
+def saved_activations(
+    workload: Workload, habits: MemoryHabits, *, sequences: FloatLike, padded_length: FloatLike
+) -> FloatLike:
+    """Bytes that all layers keep for the backward pass: their inputs alone where they are recomputed."""
+    tokens, recipe = sequences * padded_length, workload.recipe
+    if recipe.recompute >= 1.0:
+        return sum(b.count * tokens * b.layers.hidden_size * recipe.compute_bytes for b in workload.blocks)
+    found = _all_layers(workload, sequences=sequences, padded_length=padded_length)
+    return habits.saved_layer * sum(block.count * kept for block, kept in found)
+
+
+def live_layer(
+    workload: Workload, habits: MemoryHabits, *, sequences: FloatLike, padded_length: FloatLike
+) -> FloatLike:
+    """Bytes of the one layer whose backward pass is under way, the largest of them."""
+    found = [kept for _, kept in _all_layers(workload, sequences=sequences, padded_length=padded_length)]
+    return _largest(found) * habits.live_layer
+
+
+def quantized_inputs(workload: Workload, *, tokens: FloatLike) -> FloatLike:
+    """Bytes of the distinct inputs of all quantized linears, for stacks that keep them through checkpointing.
+
+    arXiv:2408.04693 ran bitsandbytes 0.42, whose 4-bit product held its 16-bit input outside of what checkpointing
+    can drop. For Mixtral 3.15 MB a token at top-2, 10.2 MB with all experts.
+    """
+    recipe = workload.recipe
+    total: FloatLike = 0.0
+    for block in workload.blocks:
+        for use in block.uses:
+            if use.quantized and use.matrix.kernel not in SHARED_INPUTS:
+                total = total + block.count * _passes(use, block, recipe) * use.matrix.in_features
+    return tokens * recipe.compute_bytes * total
+
+
+def _passes(use: WeightUse, block: Block, recipe: Recipe) -> FloatLike:
+    return experts_per_token(recipe, block.layers) if use.matrix.part == "expert" else use.matrix.used_copies

@@ -1,0 +1,358 @@
+"""The operators of a training step: what each one computes, moves and launches, and how long the GPU takes for it.
+
+`operators` lists them for a workload and its batches. Every number is per micro-batch and for the whole model (all
+layers of a kind together), forward and backward apart; recomputation is decided by `step`. Arrays run over the
+batches' support. To add a term, add an `Operator` here: time, breakdowns and utilization follow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from moecost.arrays import FloatLike
+from moecost.coefficients import Coefficients
+from moecost.experts import LOAD_WEIGHTS, experts_touched, load_variation, rows_of_experts
+from moecost.quantities import LayerKind
+from moecost.roofline import gemm_compute_time, gemm_flops
+from moecost.software import HostWork, Launches, SoftwareProfile, Traffic
+from moecost.workload import Batches, Block, Device, Recipe, WeightUse, Workload, experts_per_token
+
+SM_BUSY: Final = 0.95
+"""SM use of a matrix product that is bound by compute: what profilers show at the rate that products reach."""
+SM_DEQUANTIZE: Final = 0.83
+"""SM use of 4-bit expansion, arXiv:2408.04693, Fig. 9: 83 % at every batch."""
+SM_ELEMENTWISE: Final = 0.5
+SM_ROWS: Final = 64
+"""Rows that one warp group works on: fewer leave it as busy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """One pass of an operator over a micro-batch.
+
+    Attributes
+    ----------
+    seconds : GPU time. [s]
+    flops, bytes : done and moved. [FLOP], [byte]
+    launches : kernels launched.
+    host : host work. [launches]
+    host_s : host time beside launches. [s]
+    sm : share of the SMs it keeps busy.
+    """
+
+    seconds: FloatLike = 0.0
+    flops: FloatLike = 0.0
+    bytes: FloatLike = 0.0
+    launches: FloatLike = 0.0
+    host: FloatLike = 0.0
+    host_s: FloatLike = 0.0
+    sm: FloatLike = SM_ELEMENTWISE
+
+
+NOTHING: Final = Work()
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """A kernel of the report, with its forward and backward work."""
+
+    kernel: str
+    layer: LayerKind
+    forward: Work
+    backward: Work = NOTHING
+    recomputed: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class _Context:
+    recipe: Recipe
+    device: Device
+    host: HostWork
+    traffic: Traffic
+    coefficients: Coefficients
+
+    def elementwise(self, forward_bytes: FloatLike, launches: FloatLike = 1.0, host: FloatLike = 0.0) -> Work:
+        rate = self.device.bytes_per_s * self.coefficients.elementwise_bandwidth
+        return Work(seconds=forward_bytes / rate, bytes=forward_bytes, launches=launches, host=host)
+
+    def both_ways(
+        self, kernel: str, layer: LayerKind, forward_bytes: FloatLike, launches: FloatLike, host: Launches | None = None
+    ) -> Operator:
+        """Elementwise work with its backward pass."""
+        forward, backward = (host.forward, host.backward) if host else (0.0, 0.0)
+        return Operator(
+            kernel,
+            layer,
+            self.elementwise(forward_bytes, launches, forward),
+            self.elementwise(forward_bytes * self.traffic.backward_passes, launches, backward),
+        )
+
+    def gemm(self, rows: FloatLike, in_features: FloatLike, out_features: FloatLike) -> tuple[FloatLike, FloatLike]:
+        """(seconds, sm share) of one product with both operands and the result in memory."""
+        c, d = self.coefficients, self.device
+        compute = gemm_compute_time(
+            rows=rows,
+            in_features=in_features,
+            out_features=out_features,
+            num_sms=d.num_sms,
+            flops_per_s=d.peak_flops_per_s * c.gemm_efficiency,
+        )
+        moved = self.recipe.compute_bytes * (in_features * out_features + rows * in_features + rows * out_features)
+        seconds = np.maximum(compute, moved / (d.bytes_per_s * c.gemm_bandwidth))
+        filled = gemm_flops(rows=np.ceil(rows / SM_ROWS) * SM_ROWS, in_features=in_features, out_features=out_features)
+        busy = filled / (d.peak_flops_per_s * c.gemm_efficiency)
+        return seconds, SM_BUSY * np.minimum(busy / np.maximum(seconds, 1e-30), 1.0)
+
+    def gemm_bytes(self, rows: FloatLike, use: WeightUse) -> FloatLike:
+        m = use.matrix
+        return self.recipe.compute_bytes * (m.weights + rows * (m.in_features + m.out_features))
+
+
+def operators(
+    workload: Workload, batches: Batches, profile: SoftwareProfile, coefficients: Coefficients
+) -> list[Operator]:
+    """All operators of one micro-batch, in the order of a forward pass."""
+    context = _Context(workload.recipe, workload.device, profile.host, profile.traffic, coefficients)
+    out = list(_embedding(context, workload, batches))
+    for block in workload.blocks:
+        out += _norms(context, block, batches)
+        out += _mixer(context, block, batches)
+        if block.layers.experts is not None:
+            out += _experts(context, block, batches, profile)
+        out += _dense(context, block, batches)
+    out += _head(context, workload, batches)
+    return out
+
+
+# ------------------------------------------------------------------------------------------------ matrix products
+def _products(
+    context: _Context, use: WeightUse, count: int, rows: FloatLike, calls: FloatLike = 1.0, variation: FloatLike = 0.0
+) -> Iterator[Operator]:
+    """A weight matrix in `count` layers, `calls` copies of it a layer used, each on `rows` rows (mean).
+
+    Frozen weights need no weight gradient: one backward product, two where they are trained.
+    """
+    m, recipe, host = use.matrix, context.recipe, context.host
+    n = count * calls
+    spread = rows_of_experts(mean_rows=rows, variation=variation) if np.any(np.asarray(variation)) else None
+
+    def mean(seconds: FloatLike) -> FloatLike:
+        return seconds if spread is None else np.tensordot(LOAD_WEIGHTS, seconds, axes=1)
+
+    each = rows if spread is None else spread
+    forward_s, sm = context.gemm(each, m.in_features, m.out_features)
+    backward_s, backward_sm = context.gemm(each, m.out_features, m.in_features)
+    forward_s, backward_s = mean(forward_s), mean(backward_s)
+    sm, backward_sm = mean(sm), mean(backward_sm)
+    products = 1
+    if use.trained:
+        gradient_s, gradient_sm = context.gemm(m.out_features, each, m.in_features)
+        gradient_s, gradient_sm = mean(gradient_s), mean(gradient_sm)
+        backward_sm = (backward_sm * backward_s + gradient_sm * gradient_s) / (backward_s + gradient_s)
+        backward_s, products = backward_s + gradient_s, 2
+    flops = gemm_flops(rows=rows, in_features=m.in_features, out_features=m.out_features)
+    moved = context.gemm_bytes(rows, use)
+    if m.bias:
+        moved = moved + recipe.compute_bytes * rows * m.out_features
+    yield Operator(
+        m.kernel,
+        use.layer,
+        Work(n * forward_s, n * flops, n * moved, n, n * host.linear.forward, 0.0, sm),
+        Work(
+            n * backward_s,
+            n * products * flops,
+            n * products * moved,
+            n * products,
+            n * host.linear.backward,
+            0.0,
+            backward_sm,
+        ),
+    )
+    if use.quantized:
+        family = m.kernel.split(".")[0]
+        moved = m.weights * (recipe.quantized_bytes + recipe.compute_bytes)
+        seconds = moved / (context.device.bytes_per_s * context.coefficients.dequantize_bandwidth)
+        q = host.quantized_linear
+        yield Operator(
+            f"{family}.dequantize",
+            use.layer,
+            Work(n * seconds, 0.0, n * moved, n, n * q.forward, 0.0, SM_DEQUANTIZE),
+            Work(n * seconds, 0.0, n * moved, n, n * q.backward, 0.0, SM_DEQUANTIZE),
+        )
+        yield context.both_ways(
+            f"{m.kernel}.output", use.layer, n * rows * m.out_features * context.traffic.quantized_output, n
+        )
+    if use.adapted:
+        yield _adapter(context, use, n, rows)
+
+
+def _adapter(context: _Context, use: WeightUse, n: FloatLike, rows: FloatLike) -> Operator:
+    """Low-rank products are bound by the traffic of their wide side."""
+    m, t, host = use.matrix, context.traffic, context.host.adapter
+    flops = gemm_flops(rows=rows, in_features=m.in_features + m.out_features, out_features=context.recipe.rank)
+    moved = rows * (t.adapter_input * m.in_features + t.adapter_output * m.out_features)
+    moved = moved + context.recipe.adapter_bytes * context.recipe.rank * (m.in_features + m.out_features)
+    forward = context.elementwise(n * moved, 2 * n, n * host.forward)
+    backward = context.elementwise(n * moved * t.backward_passes, 4 * n, n * host.backward)
+    return Operator(
+        f"{m.kernel}.adapter", use.layer, _with_flops(forward, n * flops), _with_flops(backward, 2 * n * flops)
+    )
+
+
+def _with_flops(work: Work, flops: FloatLike) -> Work:
+    return Work(work.seconds, flops, work.bytes, work.launches, work.host, work.host_s, work.sm)
+
+
+# ------------------------------------------------------------------------------------------------ layers
+def _norms(context: _Context, block: Block, batches: Batches) -> Iterator[Operator]:
+    layers, t = block.layers, context.traffic
+    n = block.count * layers.num_norms
+    host = context.host.norm
+    yield context.both_ways(
+        "norm",
+        "norm",
+        n * batches.tokens * layers.hidden_size * (t.norm + t.residual),
+        n,
+        Launches(forward=n * host.forward, backward=n * host.backward),
+    )
+
+
+def _block_host(context: _Context, count: int) -> Launches:
+    host = context.host.block
+    return Launches(forward=count * host.forward, backward=count * host.backward)
+
+
+def _mixer(context: _Context, block: Block, batches: Batches) -> Iterator[Operator]:
+    layers, n, tokens = block.layers, block.count, batches.tokens
+    for use in block.uses:
+        if use.layer in ("attention", "mamba"):
+            yield from _products(context, use, n, tokens)
+    core = layers.attention
+    if core is not None:
+        d = context.device
+        span = batches.padded_length if core.window is None else np.minimum(batches.padded_length, core.window)
+        pairs = tokens * (span / 2 if core.window is None else span - span**2 / (2 * batches.padded_length))
+        if context.recipe.attention == "eager":
+            pairs = tokens * batches.padded_length
+        flops = n * pairs * core.num_heads * 2 * (core.qk_head_dim + core.v_head_dim)
+        rate = d.peak_flops_per_s * context.coefficients.attention_efficiency
+        width = core.num_heads * (core.qk_head_dim + core.v_head_dim)
+        width = width + core.num_key_value_heads * (core.qk_head_dim + core.v_head_dim)
+        moved = n * tokens * width * context.recipe.compute_bytes
+        if context.recipe.attention == "eager":
+            moved = moved + n * pairs * core.num_heads * EAGER_SCORE_BYTES
+        seconds = np.maximum(flops / rate, moved / (d.bytes_per_s * context.coefficients.elementwise_bandwidth))
+        yield Operator(
+            "attention.core",
+            "attention",
+            Work(seconds, flops, moved, n, 0.0, 0.0, SM_ELEMENTWISE),
+            Work(2.5 * seconds, 2.5 * flops, 2.5 * moved, n, 0.0, 0.0, SM_ELEMENTWISE),
+        )
+        rotated = (core.num_heads + core.num_key_value_heads) * core.qk_head_dim
+        yield context.both_ways(
+            "attention.rope", "attention", n * tokens * rotated * context.traffic.rope, 4 * n, _block_host(context, n)
+        )
+    scan = layers.scan
+    if scan is not None:
+        # selective scan: reads x, z, delta, writes y; B and C are narrow. 9 FLOP a state and token
+        moved = n * tokens * scan.inner_size * SCAN_BYTES
+        flops = n * tokens * scan.inner_size * scan.state_size * SCAN_FLOPS
+        forward = context.elementwise(moved, 2 * n, n * context.host.block.forward)
+        backward = context.elementwise(moved * context.traffic.backward_passes, 2 * n, n * context.host.block.backward)
+        yield Operator("mamba.scan", "mamba", _with_flops(forward, flops), _with_flops(backward, 2 * flops))
+
+
+EAGER_SCORE_BYTES: Final = 16
+"""Traffic of a score in eager attention: written, masked, soft-maxed in fp32, cast and read. [byte]"""
+SCAN_BYTES: Final = 20
+"""Traffic of a scanned channel: convolution in and out, x, z, delta and y, in 16 bits, and the softplus. [byte]"""
+SCAN_FLOPS: Final = 9
+"""FLOPs a state, channel and token of the selective scan (Mamba, arXiv:2312.00752)."""
+
+
+def _experts(context: _Context, block: Block, batches: Batches, profile: SoftwareProfile) -> Iterator[Operator]:
+    layers, n, t, host = block.layers, block.count, context.traffic, context.host
+    experts = layers.experts
+    assert experts is not None
+    top_k = experts_per_token(context.recipe, layers)
+    tokens = batches.tokens
+    pairs = tokens * top_k
+    touched = experts_touched(tokens=tokens, num_experts=experts.num_experts, num_experts_per_tok=top_k)
+    variation = load_variation(
+        num_experts=experts.num_experts,
+        num_experts_per_tok=top_k,
+        router_skew=context.coefficients.router_skew,
+    )
+    for use in block.uses:
+        if use.matrix.part == "router":
+            yield from _products(context, use, n, tokens)
+    yield context.both_ways("topk", "moe", n * tokens * experts.num_experts * 12.0, 3 * n, _block_host(context, n))
+    for use in block.uses:
+        if use.matrix.part == "expert":
+            yield from _products(context, use, n, pairs / touched, touched, variation)
+    per_f = t.activation if experts.gated else t.activation_ungated
+    yield context.both_ways("expert.activation", "moe", n * pairs * experts.intermediate_size * per_f, 2 * n * touched)
+    routed = context.elementwise(n * pairs * experts.hidden_size * t.routed, 3 * n * touched)
+    calls = n * touched
+    yield Operator(
+        "expert.dispatch",
+        "moe",
+        Work(
+            routed.seconds,
+            0.0,
+            routed.bytes,
+            routed.launches,
+            calls * host.expert.forward,
+            n * pairs * host.index_s_per_pair,
+        ),
+        Work(
+            routed.seconds * t.backward_passes,
+            0.0,
+            routed.bytes * t.backward_passes,
+            routed.launches,
+            calls * host.expert.backward,
+        ),
+    )
+
+
+def _dense(context: _Context, block: Block, batches: Batches) -> Iterator[Operator]:
+    n, tokens, t = block.count, batches.tokens, context.traffic
+    for use in block.uses:
+        if use.layer == "mlp" or use.matrix.part == "shared":
+            yield from _products(context, use, n, tokens)
+    for ffn in block.layers.feed_forward:
+        per_f = t.activation if ffn.gated else t.activation_ungated
+        layer: LayerKind = "moe" if ffn.shared else "mlp"
+        yield context.both_ways(
+            "shared.activation" if ffn.shared else "mlp.activation",
+            layer,
+            n * tokens * ffn.intermediate_size * per_f,
+            2 * n,
+            _block_host(context, n),
+        )
+
+
+def _embedding(context: _Context, workload: Workload, batches: Batches) -> Iterator[Operator]:
+    moved = batches.tokens * workload.model.hidden_size * 2 * context.recipe.compute_bytes
+    forward = context.elementwise(moved, 1, context.host.linear.forward)
+    backward = (
+        context.elementwise(2 * moved, 1, context.host.linear.backward) if workload.embedding.trained else NOTHING
+    )
+    yield Operator("embedding", "embedding", forward, backward, recomputed=False)
+
+
+def _head(context: _Context, workload: Workload, batches: Batches) -> Iterator[Operator]:
+    for op in _products(context, workload.head, 1, batches.tokens):
+        yield Operator(op.kernel, op.layer, op.forward, op.backward, recomputed=False)
+    moved = batches.tokens * workload.model.vocab_size * context.traffic.logits
+    yield Operator(
+        "head.loss",
+        "head",
+        context.elementwise(0.6 * moved, 5, context.host.block.forward),
+        context.elementwise(0.4 * moved, 3, context.host.block.backward),
+        recomputed=False,
+    )

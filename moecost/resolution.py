@@ -1,0 +1,313 @@
+"""From a `Job` to specs and plain numbers: names are looked up, habits filled in, and each assumption written down."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from moecost import catalog
+from moecost.adaptation import adapt, unmatched_targets
+from moecost.architecture import ModelSpec
+from moecost.calibration import Calibration
+from moecost.coefficients import Coefficients
+from moecost.dataset_spec import DatasetSpec
+from moecost.errors import InvalidInputError, UnsupportedError
+from moecost.job import Job
+from moecost.lengths import LengthDistribution, Padding, mean_cut_length, padded_batch, worst_padded_length
+from moecost.software import SoftwareProfile
+from moecost.specs import GPUSpec, PriceQuote
+from moecost.storage import COMPUTE_BYTES, OPTIMIZERS, WEIGHT_FORMATS
+from moecost.workload import Attention, Batches, Block, Device, Recipe, WeightUse, Workload
+
+DEFAULT_QUERIES: Final = 1000
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A job with all it names: specs, the plain numbers formulas take, and what was assumed on the way."""
+
+    job: Job
+    model: ModelSpec
+    gpu: GPUSpec
+    dataset: DatasetSpec | None
+    profile: SoftwareProfile
+    calibration: Calibration
+    coefficients: Coefficients
+    workload: Workload
+    lengths: LengthDistribution
+    sequence_length: int
+    padding: Padding
+    num_queries: int
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def padding_multiple(self) -> int:
+        return self.profile.padding_multiple
+
+    @property
+    def worst_length(self) -> int:
+        """Padded length of the longest batch an epoch can hold. [token]"""
+        return worst_padded_length(
+            self.lengths,
+            sequence_length=self.sequence_length,
+            padding=self.padding,
+            multiple=self.padding_multiple,
+        )
+
+    @property
+    def rows_per_epoch(self) -> float:
+        """Sequences of an epoch: queries, or packed rows of them."""
+        if self.padding != "packed":
+            return float(self.num_queries)
+        return float(
+            np.ceil(self.num_queries * mean_cut_length(self.lengths, self.sequence_length) / self.sequence_length)
+        )
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """The batches of an epoch at one micro-batch size."""
+
+    batches: Batches
+    micro_batches: float
+    steps: float
+
+
+def epoch(resolved: Resolved, micro_batch_size: int, accumulation: int) -> Epoch:
+    """Full batches and the smaller last one, as one distribution."""
+    rows = resolved.rows_per_epoch
+    full, rest = divmod(rows, micro_batch_size)
+    parts = [_one(resolved, micro_batch_size, full)] if full else []
+    parts += [_one(resolved, int(rest), 1.0)] if rest else []
+    sequences, lengths, weights = (np.concatenate(column) for column in zip(*parts, strict=True))
+    micro_batches = full + (rest > 0)
+    steps = float(np.ceil(micro_batches / accumulation))
+    batches = Batches(sequences, lengths, weights / micro_batches, per_step=micro_batches / steps)
+    return Epoch(batches, float(micro_batches), steps)
+
+
+def _one(resolved: Resolved, size: int, count: float) -> tuple[np.ndarray[tuple[int], np.dtype[np.float64]], ...]:
+    found = padded_batch(
+        resolved.lengths,
+        micro_batch_size=size,
+        sequence_length=resolved.sequence_length,
+        padding=resolved.padding,
+        multiple=resolved.padding_multiple,
+    )
+    return np.full(found.padded_length.shape, float(size)), found.padded_length, found.probability * count
+
+
+def resolve(job: Job) -> Resolved:
+    """Look up what a job names and fill in what it leaves open."""
+    _refuse_what_is_not_modelled(job)
+    notes: list[str] = []
+    model = _model(job, notes)
+    profile = SoftwareProfile.load(job.software).for_model(model.model_type)
+    notes += profile_notes(profile)
+    gpu = _gpu(job, notes)
+    calibration = _calibration(job, profile)
+    dataset, lengths, sequence_length, padding, num_queries = _data(job, model, notes)
+    blocks, embedding, head = _uses(job, model, profile, notes)
+    workload = Workload(
+        model.quantities(),
+        blocks,
+        embedding,
+        head,
+        _recipe(job, profile, notes),
+        _device(job, gpu, notes),
+    )
+    return Resolved(
+        job=job,
+        model=model,
+        gpu=gpu,
+        dataset=dataset,
+        profile=profile,
+        calibration=calibration,
+        coefficients=calibration.values(gpu.architecture),
+        workload=workload,
+        lengths=lengths,
+        sequence_length=sequence_length,
+        padding=padding,
+        num_queries=num_queries,
+        notes=notes,
+    )
+
+
+def profile_notes(profile: SoftwareProfile) -> list[str]:
+    """What the profile assumes of a run beside its steps."""
+    out = []
+    if profile.run.saves_each_epoch:
+        what = "weights and optimizer state" if profile.run.saves_optimizer else "trained weights"
+        out.append(
+            f"hours include a checkpoint of the {what} after each epoch, written at "
+            f"{profile.run.save_bytes_per_s / 1e9:.2g} GB/s ({profile.name})"
+        )
+    if profile.run.startup_s:
+        out.append(f"hours include {profile.run.startup_s:.0f} s of start-up ({profile.name})")
+    return out
+
+
+def price(job: Job, gpu: GPUSpec, notes: list[str]) -> tuple[float | None, PriceQuote | None]:
+    """($/GPU-hour, quote it comes from); a number always wins, None only where nothing is quoted and none is asked."""
+    if isinstance(job.price, int | float):
+        return float(job.price), None
+    if isinstance(job.price, PriceQuote):
+        return job.price.usd_per_gpu_hour, job.price
+    if job.price is None and job.market == "on_demand" and not catalog.quotes(gpu, market=job.market):
+        notes.append(f"cost_usd is not known: the catalogue has no on_demand quote for {gpu.name}; pass price=")
+        return None, None
+    quote = catalog.median_quote(gpu, market=job.market, provider=job.price)
+    found = catalog.quotes(gpu, market=job.market, provider=job.price)
+    low, high = found[0].usd_per_gpu_hour, found[-1].usd_per_gpu_hour
+    which = f"{job.price}'s" if job.price else "the catalogue's"
+    notes.append(
+        f"price {quote.usd_per_gpu_hour:.2f} $/GPU-hour is the median of {which} {len(found)} {job.market} quotes for "
+        f"{gpu.name} ({low:.2f} to {high:.2f}; this one {quote.provider}, {quote.date}); pass price= for yours"
+    )
+    return quote.usd_per_gpu_hour, quote
+
+
+def _refuse_what_is_not_modelled(job: Job) -> None:
+    parallel = {
+        name: getattr(job, name)
+        for name in ("num_gpus", "tensor_parallel_size", "pipeline_parallel_size", "expert_parallel_size",
+                     "context_parallel_size")
+    }  # fmt: skip
+    for name, value in parallel.items():
+        if value != 1:
+            raise UnsupportedError(f"{name}={value}: runs on several GPUs are not modelled yet; use {name}=1")
+    if job.offload != "none":
+        raise UnsupportedError(f"offload={job.offload!r} is not modelled yet; use offload='none'")
+
+
+def _model(job: Job, notes: list[str]) -> ModelSpec:
+    asked = job.model
+    if isinstance(asked, ModelSpec):
+        model = asked
+    elif isinstance(asked, dict):
+        model = ModelSpec.from_hf(asked)
+    elif str(asked).lower().endswith(".json"):
+        model = ModelSpec.from_hf(Path(asked))
+    else:
+        model = ModelSpec.load(asked)
+    if job.model_overrides:
+        model = model.with_overrides(job.model_overrides)
+    notes += model.notes
+    k = job.num_experts_per_tok
+    if k is not None:
+        sizes = [layers.experts.num_experts for layers in model.quantities().layers if layers.experts]
+        if not sizes:
+            raise InvalidInputError(f"num_experts_per_tok={k}: {model.name} has no routed experts; leave it out")
+        if k > min(sizes):
+            raise InvalidInputError(
+                f"num_experts_per_tok={k}: {model.name} has {min(sizes)} experts a layer; use 1 to {min(sizes)}"
+            )
+    return model
+
+
+def _gpu(job: Job, notes: list[str]) -> GPUSpec:
+    gpu = job.gpu if isinstance(job.gpu, GPUSpec) else GPUSpec.load(job.gpu)
+    if gpu.memory_usable_note:
+        notes.append(gpu.memory_usable_note)
+    return gpu
+
+
+def _calibration(job: Job, profile: SoftwareProfile) -> Calibration:
+    if isinstance(job.calibration, Calibration):
+        return job.calibration
+    return Calibration.load(job.calibration if job.calibration is not None else profile.calibration)
+
+
+def _data(
+    job: Job, model: ModelSpec, notes: list[str]
+) -> tuple[DatasetSpec | None, LengthDistribution, int, Padding, int]:
+    if job.dataset is None:
+        assert job.sequence_length is not None  # Job has checked it
+        queries = job.num_queries or DEFAULT_QUERIES
+        if job.num_queries is None:
+            notes.append(f"num_queries was not given: {DEFAULT_QUERIES:,} assumed")
+        padding: Padding = job.padding or "max_length"
+        if padding == "max_length":
+            notes.append(f"every query is taken to fill {job.sequence_length} tokens: no dataset was given")
+        return None, LengthDistribution.fixed(job.sequence_length, queries), job.sequence_length, padding, queries
+    dataset = job.dataset if isinstance(job.dataset, DatasetSpec) else DatasetSpec.load(job.dataset)
+    lengths, note = dataset.lengths_for(model.model_type)
+    if note:
+        notes.append(note)
+    sequence_length = job.sequence_length or lengths.longest
+    cut = float(lengths.counts[lengths.lengths > sequence_length].sum()) / lengths.num_queries
+    if cut:
+        notes.append(f"{100 * cut:.2g} % of the queries are longer than sequence_length={sequence_length} and are cut")
+    return dataset, lengths, sequence_length, job.padding or "longest", job.num_queries or dataset.num_queries
+
+
+def _uses(
+    job: Job, model: ModelSpec, profile: SoftwareProfile, notes: list[str]
+) -> tuple[tuple[Block, ...], WeightUse, WeightUse]:
+    targets = job.lora_targets if job.adapts else None
+    if targets is not None:
+        unmatched = unmatched_targets(model.quantities(), targets)
+        if len(unmatched) == len(targets):
+            modules = sorted({m.module.split(".")[-1] for g in model.quantities().layers for m in g.matrices})
+            raise InvalidInputError(
+                f"lora_targets={list(targets)} match no module of {model.name}; it has {', '.join(modules)}"
+            )
+        if unmatched:
+            notes.append(f"lora_targets {', '.join(unmatched)} match no module of {model.name} and are ignored")
+    quantized = WEIGHT_FORMATS[_weight_dtype(job)].quantized
+    blocks, embedding, head = adapt(
+        model.quantities(), profile, quantized=quantized, targets=targets, trains_all=not job.adapts
+    )
+    if quantized and not profile.experts_as_modules and any(b.layers.experts for b in blocks):
+        notes.append(f"{profile.name} holds experts in fused tensors, which the loader leaves in 16 bits")
+    return blocks, embedding, head
+
+
+def _weight_dtype(job: Job) -> str:
+    return job.weight_dtype or ("nf4-dq" if job.method == "qlora" else "bf16")
+
+
+def _recipe(job: Job, profile: SoftwareProfile, notes: list[str]) -> Recipe:
+    held = WEIGHT_FORMATS[_weight_dtype(job)]
+    compute = COMPUTE_BYTES[job.compute_dtype or "bf16"]
+    adapter = profile.memory.adapter_bytes
+    optimizer = OPTIMIZERS[job.optimizer]
+    trained = adapter if job.adapts else held.bytes
+    state = optimizer.states * (trained if optimizer.element_bytes is None else optimizer.element_bytes)
+    checkpointing = job.gradient_checkpointing or profile.gradient_checkpointing
+    attention: Attention = job.attention or profile.attention
+    if checkpointing == "selective" and attention == "eager":
+        notes.append("gradient_checkpointing='selective' recomputes the attention core, in the time of flash attention")
+    return Recipe(
+        rank=float(job.lora_rank) if job.adapts else 0.0,
+        num_experts_per_tok=None if job.num_experts_per_tok is None else float(job.num_experts_per_tok),
+        weight_bytes=float(compute) if held.quantized else held.bytes,
+        quantized_bytes=held.bytes,
+        compute_bytes=float(compute),
+        adapter_bytes=adapter,
+        gradient_bytes=trained,
+        optimizer_bytes=state,
+        recompute=1.0 if checkpointing == "full" else 0.0,
+        trains_all=not job.adapts,
+        attention="flash" if checkpointing == "selective" else attention,
+        gradient_accumulation_steps=float(job.gradient_accumulation_steps or 1),
+        decomposes_weights=job.method == "dora",
+    )
+
+
+def _device(job: Job, gpu: GPUSpec, notes: list[str]) -> Device:
+    dtype = job.compute_dtype or "bf16"
+    if job.compute_dtype is None and "bf16" not in gpu.peak_tflops_dense:
+        dtype = "fp16" if "fp16" in gpu.peak_tflops_dense else "fp32"
+        notes.append(f"{gpu.name} has no bf16 rate: compute_dtype={dtype!r} is used")
+    if gpu.num_sms is None:
+        raise UnsupportedError(f"gpu={gpu.name!r}: the number of SMs is not known, which the step model needs")
+    return Device(
+        num_sms=float(gpu.num_sms),
+        peak_flops_per_s=gpu.peak_flops_per_s(dtype),
+        bytes_per_s=gpu.bandwidth_bytes_per_s,
+        memory_bytes=gpu.memory_usable_bytes,
+    )

@@ -1,0 +1,214 @@
+"""`Estimate` and its parts: what `estimate` returns. Frozen, unrounded, and able to say how they were made."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from moecost.errors import InvalidInputError, close_matches
+from moecost.specs import PriceQuote
+
+Bound = Literal["compute", "memory", "host", "communication"]
+
+
+class _Result(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), ser_json_inf_nan="constants")
+
+
+class OperatorTime(_Result):
+    """A layer kind or a kernel within one step. Layers include their share of the host's time, kernels do not."""
+
+    seconds: float
+    """Forward, recompute and backward of all micro-batches of a step. [s]"""
+    forward: float
+    """Of it the forward pass. [s]"""
+    launches: float
+    """Kernel launches a step."""
+    flops: float
+    bytes: float
+    bound: Bound
+
+
+class StepTime(_Result):
+    """Seconds of one optimizer step: `forward + backward + optimizer + other`; recompute lies in backward. [s]"""
+
+    seconds: float
+    forward: float
+    backward: float
+    recompute: float
+    """Of `backward`: forward passes repeated by gradient checkpointing. [s]"""
+    optimizer: float
+    other: float
+    host: float
+    """Of the above: the GPU waits for the host. [s]"""
+    communication: float = 0.0
+    by_layer: dict[str, OperatorTime] = Field(repr=False)
+    by_kernel: dict[str, OperatorTime] = Field(repr=False)
+
+
+class Usage(_Result):
+    """Shares of the SMs and of the memory bandwidth in use, averaged over kernel time. [0..1]"""
+
+    sm: float
+    dram: float
+
+
+class Utilization(_Result):
+    """Use of the GPU while kernels run; idle time does not count. `moe` is 0 for a model without experts."""
+
+    moe: Usage
+    step: Usage
+
+
+class Memory(_Result):
+    """Peak memory on the GPU; the parts sum to `allocated_gib`. [GiB]"""
+
+    allocated_gib: float
+    """Live tensors."""
+    reserved_gib: float
+    """With the caching allocator's slack."""
+    device_gib: float
+    """What the driver shows, the framework's context included."""
+    usable_gib: float
+    """What the GPU has."""
+    weights_gib: float
+    adapters_gib: float
+    gradients_gib: float
+    optimizer_gib: float
+    activations_gib: float
+    logits_gib: float
+    buffers_gib: float
+    moment: Literal["loss", "backward", "gradients", "optimizer"]
+    """Where in the step the peak lies: at the loss, at the first or last layer to go back, in the optimizer."""
+
+    @property
+    def parts(self) -> dict[str, float]:
+        """The parts of `allocated_gib`, largest first. [GiB]"""
+        names = ("weights", "adapters", "gradients", "optimizer", "activations", "logits", "buffers")
+        found = {name: float(getattr(self, f"{name}_gib")) for name in names}
+        return dict(sorted(found.items(), key=lambda item: -item[1]))
+
+
+class Experts(_Result):
+    """Routing of a mean micro-batch, in the layers with the most experts."""
+
+    num_experts: int
+    num_experts_per_tok: float
+    touched: float
+    """Distinct experts that a micro-batch reaches, a layer."""
+    tokens_per_expert: float
+    """Tokens that a touched expert gets, mean."""
+    load_imbalance: float
+    """Tokens of the busiest expert over the mean of all."""
+
+
+class Provenance(_Result):
+    """Where the figures come from."""
+
+    price: PriceQuote | None
+    """The quote; None for a price given as a number, or where none is known."""
+    calibration: str
+    calibration_error: float | None
+    """Mean error of left-out runs, |predicted / measured - 1|; None where none were left out."""
+    software: str
+    sources: dict[str, str]
+    """Titles and dates of the sources of the GPU, the model and the data set."""
+
+
+class Estimate(_Result):
+    """What a run needs, takes and costs. Times are of the mean batch, memory is of the worst.
+
+    `print` shows a table; a notebook shows the same as HTML. `interval` gives the spread of a figure.
+    """
+
+    model: str
+    gpu: str
+    num_gpus: int
+    method: str
+    queries_per_second: float
+    """Of the steps, over all GPUs."""
+    tokens_per_second: float
+    """Tokens of the data, without padding."""
+    padded_tokens_per_second: float
+    """Tokens that the GPU processes."""
+    step: StepTime
+    bound: Bound
+    """What takes most of the step."""
+    utilization: Utilization
+    mfu: float
+    """Model FLOPs (without recompute) over the dense peak. [0..1]"""
+    hfu: float
+    """Executed FLOPs over the dense peak. [0..1]"""
+    memory: Memory
+    fits: bool
+    max_micro_batch_size: int
+    micro_batch_size: int
+    global_batch_size: int
+    experts: Experts | None
+    """None for a model without routed experts."""
+    num_parameters: int
+    num_trainable_parameters: int
+    num_queries: int
+    epochs: float
+    steps: int
+    """Optimizer steps of the run."""
+    hours: float
+    gpu_hours: float
+    usd_per_gpu_hour: float
+    """NaN where no price is known."""
+    cost_usd: float
+    """NaN where no price is known."""
+    notes: tuple[str, ...]
+    provenance: Provenance
+    log_sd_time: float = Field(repr=False)
+    """Spread of log(measured / predicted) time of runs like this one."""
+    log_sd_memory: float = Field(repr=False)
+
+    def interval(self, field: str, level: float = 0.8) -> tuple[float, float]:
+        """(low, high) between which a measured value lies with probability `level`.
+
+        Parameters
+        ----------
+        field : name of a figure: `queries_per_second`, `hours`, `cost_usd`, `step.seconds`, `memory.device_gib`, ...
+        level : between 0 and 1.
+
+        Notes
+        -----
+        The error of the calibration on runs it had not seen, as a spread of the logarithm: time-like figures and
+        their inverses share one, memory has its own. Figures that are counted (parameters, steps) have none.
+        """
+        from moecost.experts import normal_quantile
+
+        if not 0.0 < level < 1.0:
+            raise InvalidInputError(f"level={level!r} must lie between 0 and 1")
+        value: Any = self
+        for name in field.split("."):
+            value = value.get(name) if isinstance(value, Mapping) else getattr(value, name, None)
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            near = close_matches(field, _TIME_FIELDS | _MEMORY_FIELDS) or sorted(_TIME_FIELDS)
+            raise InvalidInputError(f"interval of {field!r}: not a figure; did you mean {', '.join(near)}?")
+        root = field.split(".")[0]
+        sd = self.log_sd_memory if root == "memory" else self.log_sd_time if root in _TIME_ROOTS else 0.0
+        factor = math.exp(sd * float(normal_quantile(0.5 + level / 2)))
+        return float(value) / factor, float(value) * factor
+
+    def __str__(self) -> str:
+        from moecost.report import as_text
+
+        return as_text(self)
+
+    def _repr_html_(self) -> str:
+        from moecost.report import as_html
+
+        return as_html(self)
+
+
+_TIME_FIELDS: Final = frozenset(
+    {"queries_per_second", "tokens_per_second", "padded_tokens_per_second", "step.seconds", "hours", "gpu_hours",
+     "cost_usd", "mfu", "hfu"}
+)  # fmt: skip
+_MEMORY_FIELDS: Final = frozenset({"memory.allocated_gib", "memory.reserved_gib", "memory.device_gib"})
+_TIME_ROOTS: Final = frozenset(f.split(".")[0] for f in _TIME_FIELDS)

@@ -1,0 +1,127 @@
+"""A job in plain numbers: the device, how each weight matrix is held and tuned, and the batches of an epoch.
+
+`estimation` fills these from specs; `operators`, `memory` and `step` read nothing else. Fields typed `FloatLike` may
+be arrays, so that one workload can stand for many configurations.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from moecost.arrays import FloatLike
+from moecost.quantities import LayerKind, Layers, Matrix, Model
+
+Attention: TypeAlias = Literal["flash", "sdpa", "eager"]
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A GPU in base units."""
+
+    num_sms: FloatLike
+    peak_flops_per_s: FloatLike  # dense, of the compute data type
+    bytes_per_s: FloatLike
+    memory_bytes: FloatLike  # usable
+
+
+@dataclass(frozen=True, slots=True)
+class WeightUse:
+    """A weight matrix and what the method does with it."""
+
+    matrix: Matrix
+    layer: LayerKind
+    quantized: bool = False
+    adapted: bool = False
+    trained: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """`count` equal layers with the use of their matrices."""
+
+    layers: Layers
+    uses: tuple[WeightUse, ...]
+
+    @property
+    def count(self) -> int:
+        return self.layers.count
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How the model is tuned.
+
+    Attributes
+    ----------
+    rank : of the adapters; 0 without.
+    num_experts_per_tok : routed experts a token, the model's own or the job's.
+    weight_bytes : a weight in no quantized matrix. [byte]
+    quantized_bytes : a weight in a quantized matrix, constants included. [byte]
+    compute_bytes : an activation. [byte]
+    adapter_bytes : an adapter weight. [byte]
+    gradient_bytes, optimizer_bytes : a trained weight's gradient, and all its optimizer state. [byte]
+    recompute : forward passes that are repeated in the backward pass: 0 none, 1 full checkpointing.
+    trains_all : all weights are trained, not adapters.
+    """
+
+    rank: FloatLike
+    num_experts_per_tok: FloatLike | None
+    weight_bytes: float
+    quantized_bytes: float
+    compute_bytes: float
+    adapter_bytes: float
+    gradient_bytes: float
+    optimizer_bytes: float
+    recompute: float
+    trains_all: bool
+    attention: Attention
+    gradient_accumulation_steps: FloatLike = 1.0
+    decomposes_weights: bool = False  # DoRA
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """What is run on what."""
+
+    model: Model
+    blocks: tuple[Block, ...]
+    embedding: WeightUse
+    head: WeightUse
+    recipe: Recipe
+    device: Device
+
+    def uses(self) -> list[tuple[int, WeightUse]]:
+        """(layers, use) of every matrix; a tied head is the embedding once more and left out."""
+        ends = [(1, self.embedding)] if self.model.tied_head else [(1, self.embedding), (1, self.head)]
+        return [(block.count, use) for block in self.blocks for use in block.uses] + ends
+
+
+@dataclass(frozen=True, slots=True)
+class Batches:
+    """The micro-batches of an epoch as a distribution; the last axis runs over its support.
+
+    Attributes
+    ----------
+    sequences : rows of a micro-batch. [sequence]
+    padded_length : tokens of a row. [token]
+    probability : of such a batch; sums to 1 along the last axis.
+    per_step : micro-batches of one optimizer step, the mean over an epoch.
+    """
+
+    sequences: FloatLike
+    padded_length: FloatLike
+    probability: FloatLike
+    per_step: FloatLike = 1.0
+
+    @property
+    def tokens(self) -> FloatLike:
+        return self.sequences * self.padded_length
+
+
+def experts_per_token(recipe: Recipe, layers: Layers) -> FloatLike:
+    """Routed experts a token passes in these layers; never more than there are."""
+    if layers.experts is None:
+        return 0.0
+    own = float(layers.experts.num_experts_per_tok)
+    return own if recipe.num_experts_per_tok is None else recipe.num_experts_per_tok
