@@ -89,11 +89,11 @@ class ModelSpec(SourcedSpec):
         if not isinstance(config, Mapping):
             raise InvalidInputError(f"a model config is a mapping, not {type(config).__name__}")
         _check_depth(config)
-        config = _frozen(config)
-        reading = hub.read(config, on_unknown)
+        fields: Mapping[str, Any] = _frozen(config)
+        reading = hub.read(fields, on_unknown)
         spec = cls.model_construct(
-            name=name or _name(config),
-            config=config,
+            name=name or _name(fields),
+            config=fields,
             approximate=on_unknown == "approximate",
             notes=reading.notes,
         )

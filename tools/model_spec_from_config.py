@@ -1,7 +1,7 @@
 """Write a model spec YAML from a `config.json`.
 
     python tools/model_spec_from_config.py config.json --name qwen3-8b --hub-id Qwen/Qwen3-8B \
-        --published 8.2e9 --source "config.json of Qwen/Qwen3-8B" --url https://... --date 2025-04 > model_specs/qwen3-8b.yaml
+        --published 8.2e9 --source "config.json of Qwen/Qwen3-8B" --date 2025-04 > model_specs/qwen3-8b.yaml
 
 Only the fields that shape the model are kept, under the names that the config gives them.
 """
