@@ -219,7 +219,7 @@ def _estimate(
     batches = times.batches
     padded_tokens = float(np.sum(batches.tokens * batches.probability)) * times.micro_batches
     peak_flops = float(workload.device.peak_flops_per_s)
-    flops = [float(p.flops.sum()) for p in step.passes]
+    flops, executed = float((step.forward.flops + step.backward.flops).sum()), float(step.together.flops.sum())
     trained, _, _ = trained_elements(workload)
     usd_per_hour = float("nan") if usd is None else usd
     return Estimate(
@@ -233,8 +233,8 @@ def _estimate(
         step=_step_time(step, workload.device),
         bound=_bound_of_step(step, workload.device),
         utilization=_utilization(step, workload.device),
-        mfu=(flops[0] + flops[2]) / (seconds * peak_flops),
-        hfu=sum(flops) / (seconds * peak_flops),
+        mfu=flops / (seconds * peak_flops),
+        hfu=executed / (seconds * peak_flops),
         memory=memory,
         fits=fits,
         max_micro_batch_size=largest,
@@ -271,7 +271,7 @@ def saved_bytes(resolved: Resolved) -> float:
 
 
 def _step_time(step: StepTimes, device: Device) -> StepTime:
-    forward, recompute, backward = (float(p.total) for p in step.passes)
+    forward, recompute, backward = (float(p.total) for p in (step.forward, step.recompute, step.backward))
     return StepTime(
         seconds=float(step.seconds),
         forward=forward,
@@ -286,24 +286,25 @@ def _step_time(step: StepTimes, device: Device) -> StepTime:
 
 
 def _grouped(step: StepTimes, names: Iterable[str], device: Device, with_host: bool) -> dict[str, OperatorTime]:
-    groups: dict[str, list[int]] = {}
-    for i, name in enumerate(names):
-        groups.setdefault(name, []).append(i)
-    all_passes, out = step.together, {}
-    for name, at in groups.items():
-        gpu, total = float(all_passes.gpu[at].sum()), float(all_passes.seconds[at].sum())
-        flops, moved = float(all_passes.flops[at].sum()), float(all_passes.bytes[at].sum())
-        forward = step.forward.seconds if with_host else step.forward.gpu
-        waits = with_host and total - gpu > gpu
-        out[name] = OperatorTime(
-            seconds=total if with_host else gpu,
-            forward=float(forward[at].sum()),
-            launches=float(all_passes.launches[at].sum()),
+    """Sums over the operators of one name."""
+    every = step.together
+    forward = step.forward.seconds if with_host else step.forward.gpu
+    rows = np.stack([every.gpu, every.seconds, every.flops, every.bytes, every.launches, forward], axis=1).tolist()
+    groups: dict[str, list[float]] = {}
+    for name, row in zip(names, rows, strict=True):
+        have = groups.get(name)
+        groups[name] = row if have is None else [a + b for a, b in zip(have, row, strict=True)]
+    return {
+        name: OperatorTime(
+            seconds=seconds if with_host else gpu,
+            forward=forward_s,
+            launches=launches,
             flops=flops,
             bytes=moved,
-            bound="host" if waits else _kernel_bound(flops, moved, device),
+            bound="host" if with_host and seconds > 2 * gpu else _kernel_bound(flops, moved, device),
         )
-    return out
+        for name, (gpu, seconds, flops, moved, launches, forward_s) in groups.items()
+    }
 
 
 def _kernel_bound(flops: float, moved: float, device: Device) -> Literal["compute", "memory"]:
@@ -315,8 +316,8 @@ def _bound_of_step(step: StepTimes, device: Device) -> Bound:
     """What takes most of the step: waiting for the host, kernels bound by compute, or kernels bound by memory."""
     found: dict[Bound, float] = {"host": float(step.together.host), "compute": 0.0, "memory": float(step.optimizer)}
     work = step.together
-    for gpu, flops, moved in zip(work.gpu, work.flops, work.bytes, strict=True):
-        found[_kernel_bound(float(flops), float(moved), device)] += float(gpu)
+    for gpu, flops, moved in zip(work.gpu.tolist(), work.flops.tolist(), work.bytes.tolist(), strict=True):
+        found[_kernel_bound(flops, moved, device)] += gpu
     return max(found, key=lambda name: found[name])
 
 
@@ -368,11 +369,11 @@ def _check_range(calibration: Calibration, resolved: Resolved, batch: int, notes
     """Say, and warn once, where a calibration is used outside of the runs it was fitted on."""
     values = {"micro_batch_size": float(batch), "sequence_length": float(resolved.worst_length)}
     outside = [
-        f"{name}={values[name]:g} (fitted on {low:g} to {high:g})"
+        f"{name}={values[name]:g} (they had {low:g} to {high:g})"
         for name, (low, high) in calibration.range.items()
         if name in values and not low <= values[name] <= high
     ]
     if outside:
-        text = f"calibration {calibration.name!r} is used outside of its range: {', '.join(outside)}"
-        notes.append(text)
-        warnings.warn(text, OutOfRangeWarning, stacklevel=4)
+        what = f"calibration {calibration.name!r} is used outside of the runs it was fitted on"
+        notes.append(f"{what}: {', '.join(outside)}")
+        warnings.warn(f"{what}; see Estimate.notes", OutOfRangeWarning, stacklevel=4)

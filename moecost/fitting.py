@@ -343,10 +343,11 @@ def _memory_errors(runs: Sequence[MeasuredRun]) -> Array:
 
 def _range(cases: Sequence[_Case]) -> dict[str, tuple[float, float]]:
     batches = [float(np.max(c.times.batches.sequences)) for c in cases]
-    lengths = [float(c.resolved.worst_length) for c in cases]
+    shortest = [float(np.min(c.times.batches.padded_length)) for c in cases]
+    longest = [float(c.resolved.worst_length) for c in cases]
     return {
         "micro_batch_size": (min(batches), max(batches)),
-        "sequence_length": (min(lengths), max(lengths)),
+        "sequence_length": (min(shortest), max(longest)),
     }
 
 

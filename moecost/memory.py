@@ -16,8 +16,9 @@ against the same bytes: memory(b) <= capacity < memory(b + 1).
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
-from typing import Final, Literal, TypeAlias
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
 
@@ -48,7 +49,8 @@ class MemoryParts:
 
     @property
     def allocated(self) -> FloatLike:
-        return sum(getattr(self, f.name) for f in fields(self))  # type: ignore[no-any-return]
+        static = self.weights + self.adapters + self.gradients + self.optimizer
+        return static + self.activations + self.logits + self.buffers
 
     def reserved(self, habits: MemoryHabits) -> FloatLike:
         """With the caching allocator's slack on what a step allocates and frees."""
@@ -103,21 +105,21 @@ def max_micro_batch_size(workload: Workload, habits: MemoryHabits, *, padded_len
     """
     capacity = workload.device.memory_bytes
 
-    def at(b: FloatLike) -> FloatLike:
-        return peak(workload, habits, sequences=b, padded_length=padded_length)[0]
+    def at(sequences: FloatLike) -> dict[Moment, MemoryParts]:
+        return moments(workload, habits, sequences=sequences, padded_length=padded_length)
 
-    first = moments(workload, habits, sequences=1.0, padded_length=padded_length)
-    second = moments(workload, habits, sequences=2.0, padded_length=padded_length)
+    pair = np.reshape([1.0, 2.0], (2,) + (1,) * np.ndim(padded_length + np.asarray(capacity)))
     rooms = []
-    for m in MOMENTS:
-        one, two = first[m].device(habits), second[m].device(habits)
+    for parts in at(pair).values():
+        one, two = np.broadcast_arrays(parts.device(habits), pair)[0]
         slope = two - one
-        room = np.divide(capacity - one, slope, out=np.full(np.shape(capacity - one), np.inf), where=slope > 0)
-        rooms.append(np.where(slope > 0, room, np.where(one <= capacity, np.inf, -1.0)) + 1.0)
-    best = np.floor(np.min(np.broadcast_arrays(*rooms), axis=0))
-    best = np.clip(best, 0.0, MOST_SEQUENCES)
-    best = np.where(at(best + 1.0) <= capacity, best + 1.0, best)  # floor() is one too low at an exact fit
-    best = np.where((best > 0) & (at(np.maximum(best, 1.0)) > capacity), best - 1.0, best)
+        more = np.divide(capacity - one, slope, out=np.full(np.shape(capacity - one), np.inf), where=slope > 0)
+        rooms.append(np.where(slope > 0, more, np.where(one <= capacity, np.inf, -1.0)) + 1.0)
+    best = np.clip(np.floor(_least(rooms)), 0.0, MOST_SEQUENCES)
+    # floor() is one off at an exact fit: ask the very bytes, one below and one above
+    near = np.stack([best, best + 1.0])
+    fits = _largest(p.device(habits) for p in at(near).values()) <= capacity
+    best = np.where(fits[1], best + 1.0, np.where(fits[0], best, np.maximum(best - 1.0, 0.0)))
     return as_float(best)
 
 
@@ -125,9 +127,13 @@ MOST_SEQUENCES: Final = 2.0**24
 """Bound of the largest batch, met only where activations cost nothing."""
 
 
-def _largest(values: Iterable[FloatLike]) -> FloatLike:
+def _largest(values: Iterable[FloatLike]) -> Any:
     """The largest of several numbers, or arrays that broadcast."""
-    return as_float(np.max(np.broadcast_arrays(*values), axis=0))
+    return as_float(reduce(np.maximum, values))
+
+
+def _least(values: Iterable[FloatLike]) -> Any:
+    return as_float(reduce(np.minimum, values))
 
 
 # ------------------------------------------------------------------------------------------------ parts

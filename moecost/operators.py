@@ -8,12 +8,13 @@ batches' support. To add a term, add an `Operator` here: time, breakdowns and ut
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, field
+from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
-from moecost.arrays import FloatLike
+from moecost.arrays import FloatLike, as_float
 from moecost.coefficients import Coefficients
 from moecost.experts import LOAD_WEIGHTS, experts_touched, load_variation, rows_of_experts
 from moecost.quantities import LayerKind
@@ -74,6 +75,8 @@ class _Context:
     host: HostWork
     traffic: Traffic
     coefficients: Coefficients
+    tokens: FloatLike
+    products: dict[tuple[float, ...], Any] = field(default_factory=dict)
 
     def elementwise(self, forward_bytes: FloatLike, launches: FloatLike = 1.0, host: FloatLike = 0.0) -> Work:
         rate = self.device.bytes_per_s * self.coefficients.elementwise_bandwidth
@@ -92,20 +95,27 @@ class _Context:
         )
 
     def gemm(self, rows: FloatLike, in_features: FloatLike, out_features: FloatLike) -> tuple[FloatLike, FloatLike]:
-        """(seconds, sm share) of one product with both operands and the result in memory."""
+        """(seconds, sm share) of one product with both operands and the result in memory.
+
+        Siblings of one shape on the same rows (queries and output, keys and values, gate and up) are computed once.
+        """
+        sizes = (rows, in_features, out_features)
+        key = tuple(id(n) if isinstance(n, np.ndarray) else float(n) for n in sizes)
+        if key not in self.products:
+            self.products[key] = (self._gemm(*sizes), sizes)  # sizes are kept alive, so that ids stay theirs
+        found: tuple[FloatLike, FloatLike] = self.products[key][0]
+        return found
+
+    def _gemm(self, rows: FloatLike, in_features: FloatLike, out_features: FloatLike) -> tuple[FloatLike, FloatLike]:
         c, d = self.coefficients, self.device
+        rate = d.peak_flops_per_s * c.gemm_efficiency
         compute = gemm_compute_time(
-            rows=rows,
-            in_features=in_features,
-            out_features=out_features,
-            num_sms=d.num_sms,
-            flops_per_s=d.peak_flops_per_s * c.gemm_efficiency,
+            rows=rows, in_features=in_features, out_features=out_features, num_sms=d.num_sms, flops_per_s=rate
         )
-        moved = self.recipe.compute_bytes * (in_features * out_features + rows * in_features + rows * out_features)
+        moved = self.recipe.compute_bytes * (in_features * out_features + rows * (in_features + out_features))
         seconds = np.maximum(compute, moved / (d.bytes_per_s * c.gemm_bandwidth))
         filled = gemm_flops(rows=np.ceil(rows / SM_ROWS) * SM_ROWS, in_features=in_features, out_features=out_features)
-        busy = filled / (d.peak_flops_per_s * c.gemm_efficiency)
-        return seconds, SM_BUSY * np.minimum(busy / np.maximum(seconds, 1e-30), 1.0)
+        return seconds, SM_BUSY * np.minimum(filled / (rate * seconds), 1.0)
 
     def gemm_bytes(self, rows: FloatLike, use: WeightUse) -> FloatLike:
         m = use.matrix
@@ -116,42 +126,46 @@ def operators(
     workload: Workload, batches: Batches, profile: SoftwareProfile, coefficients: Coefficients
 ) -> list[Operator]:
     """All operators of one micro-batch, in the order of a forward pass."""
-    context = _Context(workload.recipe, workload.device, profile.host, profile.traffic, coefficients)
-    out = list(_embedding(context, workload, batches))
+    context = _Context(
+        workload.recipe, workload.device, profile.host, profile.traffic, coefficients, as_float(batches.tokens)
+    )
+    out = list(_embedding(context, workload))
     for block in workload.blocks:
-        out += _norms(context, block, batches)
+        out += _norms(context, block)
         out += _mixer(context, block, batches)
         if block.layers.experts is not None:
-            out += _experts(context, block, batches, profile)
-        out += _dense(context, block, batches)
-    out += _head(context, workload, batches)
+            out += _experts(context, block)
+        out += _dense(context, block)
+    out += _head(context, workload)
     return out
 
 
 # ------------------------------------------------------------------------------------------------ matrix products
 def _products(
-    context: _Context, use: WeightUse, count: int, rows: FloatLike, calls: FloatLike = 1.0, variation: FloatLike = 0.0
+    context: _Context,
+    use: WeightUse,
+    count: int,
+    rows: FloatLike,
+    calls: FloatLike = 1.0,
+    spread: NDArray[np.float64] | None = None,
 ) -> Iterator[Operator]:
-    """A weight matrix in `count` layers, `calls` copies of it a layer used, each on `rows` rows (mean).
+    """A weight matrix in `count` layers, `calls` copies of it a layer used, each on `rows` rows.
 
+    Where copies get unequal rows, `spread` holds them at the quadrature nodes of `experts` and `rows` is their mean.
     Frozen weights need no weight gradient: one backward product, two where they are trained.
     """
     m, recipe, host = use.matrix, context.recipe, context.host
     n = count * calls
-    spread = rows_of_experts(mean_rows=rows, variation=variation) if np.any(np.asarray(variation)) else None
 
-    def mean(seconds: FloatLike) -> FloatLike:
-        return seconds if spread is None else np.tensordot(LOAD_WEIGHTS, seconds, axes=1)
+    def mean(values: FloatLike) -> FloatLike:
+        return values if spread is None else as_float(np.tensordot(LOAD_WEIGHTS, values, axes=1))
 
     each = rows if spread is None else spread
-    forward_s, sm = context.gemm(each, m.in_features, m.out_features)
-    backward_s, backward_sm = context.gemm(each, m.out_features, m.in_features)
-    forward_s, backward_s = mean(forward_s), mean(backward_s)
-    sm, backward_sm = mean(sm), mean(backward_sm)
+    forward_s, sm = (mean(x) for x in context.gemm(each, m.in_features, m.out_features))
+    backward_s, backward_sm = (mean(x) for x in context.gemm(each, m.out_features, m.in_features))
     products = 1
     if use.trained:
-        gradient_s, gradient_sm = context.gemm(m.out_features, each, m.in_features)
-        gradient_s, gradient_sm = mean(gradient_s), mean(gradient_sm)
+        gradient_s, gradient_sm = (mean(x) for x in context.gemm(m.out_features, each, m.in_features))
         backward_sm = (backward_sm * backward_s + gradient_sm * gradient_s) / (backward_s + gradient_s)
         backward_s, products = backward_s + gradient_s, 2
     flops = gemm_flops(rows=rows, in_features=m.in_features, out_features=m.out_features)
@@ -196,6 +210,8 @@ def _adapter(context: _Context, use: WeightUse, n: FloatLike, rows: FloatLike) -
     flops = gemm_flops(rows=rows, in_features=m.in_features + m.out_features, out_features=context.recipe.rank)
     moved = rows * (t.adapter_input * m.in_features + t.adapter_output * m.out_features)
     moved = moved + context.recipe.adapter_bytes * context.recipe.rank * (m.in_features + m.out_features)
+    if context.recipe.decomposes_weights:
+        moved = moved + DORA_BYTES * m.weights
     forward = context.elementwise(n * moved, 2 * n, n * host.forward)
     backward = context.elementwise(n * moved * t.backward_passes, 4 * n, n * host.backward)
     return Operator(
@@ -203,19 +219,26 @@ def _adapter(context: _Context, use: WeightUse, n: FloatLike, rows: FloatLike) -
     )
 
 
+DORA_BYTES: Final = 36
+"""Traffic of a weight under DoRA, a pass: the adapted weight is formed, squared and summed for its norm. [byte]
+
+Counted 12 bytes; public runs (q and v of an L40S, +21 % over LoRA) show three times that.
+"""
+
+
 def _with_flops(work: Work, flops: FloatLike) -> Work:
     return Work(work.seconds, flops, work.bytes, work.launches, work.host, work.host_s, work.sm)
 
 
 # ------------------------------------------------------------------------------------------------ layers
-def _norms(context: _Context, block: Block, batches: Batches) -> Iterator[Operator]:
+def _norms(context: _Context, block: Block) -> Iterator[Operator]:
     layers, t = block.layers, context.traffic
     n = block.count * layers.num_norms
     host = context.host.norm
     yield context.both_ways(
         "norm",
         "norm",
-        n * batches.tokens * layers.hidden_size * (t.norm + t.residual),
+        n * context.tokens * layers.hidden_size * (t.norm + t.residual),
         n,
         Launches(forward=n * host.forward, backward=n * host.backward),
     )
@@ -227,7 +250,7 @@ def _block_host(context: _Context, count: int) -> Launches:
 
 
 def _mixer(context: _Context, block: Block, batches: Batches) -> Iterator[Operator]:
-    layers, n, tokens = block.layers, block.count, batches.tokens
+    layers, n, tokens = block.layers, block.count, context.tokens
     for use in block.uses:
         if use.layer in ("attention", "mamba"):
             yield from _products(context, use, n, tokens)
@@ -274,12 +297,12 @@ SCAN_FLOPS: Final = 9
 """FLOPs a state, channel and token of the selective scan (Mamba, arXiv:2312.00752)."""
 
 
-def _experts(context: _Context, block: Block, batches: Batches, profile: SoftwareProfile) -> Iterator[Operator]:
+def _experts(context: _Context, block: Block) -> Iterator[Operator]:
     layers, n, t, host = block.layers, block.count, context.traffic, context.host
     experts = layers.experts
     assert experts is not None
     top_k = experts_per_token(context.recipe, layers)
-    tokens = batches.tokens
+    tokens = context.tokens
     pairs = tokens * top_k
     touched = experts_touched(tokens=tokens, num_experts=experts.num_experts, num_experts_per_tok=top_k)
     variation = load_variation(
@@ -291,9 +314,11 @@ def _experts(context: _Context, block: Block, batches: Batches, profile: Softwar
         if use.matrix.part == "router":
             yield from _products(context, use, n, tokens)
     yield context.both_ways("topk", "moe", n * tokens * experts.num_experts * 12.0, 3 * n, _block_host(context, n))
+    rows = pairs / touched
+    spread = rows_of_experts(mean_rows=rows, variation=variation) if np.any(np.asarray(variation) > 0) else None
     for use in block.uses:
         if use.matrix.part == "expert":
-            yield from _products(context, use, n, pairs / touched, touched, variation)
+            yield from _products(context, use, n, rows, touched, spread)
     per_f = t.activation if experts.gated else t.activation_ungated
     yield context.both_ways("expert.activation", "moe", n * pairs * experts.intermediate_size * per_f, 2 * n * touched)
     routed = context.elementwise(n * pairs * experts.hidden_size * t.routed, 3 * n * touched)
@@ -319,8 +344,8 @@ def _experts(context: _Context, block: Block, batches: Batches, profile: Softwar
     )
 
 
-def _dense(context: _Context, block: Block, batches: Batches) -> Iterator[Operator]:
-    n, tokens, t = block.count, batches.tokens, context.traffic
+def _dense(context: _Context, block: Block) -> Iterator[Operator]:
+    n, tokens, t = block.count, context.tokens, context.traffic
     for use in block.uses:
         if use.layer == "mlp" or use.matrix.part == "shared":
             yield from _products(context, use, n, tokens)
@@ -336,8 +361,8 @@ def _dense(context: _Context, block: Block, batches: Batches) -> Iterator[Operat
         )
 
 
-def _embedding(context: _Context, workload: Workload, batches: Batches) -> Iterator[Operator]:
-    moved = batches.tokens * workload.model.hidden_size * 2 * context.recipe.compute_bytes
+def _embedding(context: _Context, workload: Workload) -> Iterator[Operator]:
+    moved = context.tokens * workload.model.hidden_size * 2 * context.recipe.compute_bytes
     forward = context.elementwise(moved, 1, context.host.linear.forward)
     backward = (
         context.elementwise(2 * moved, 1, context.host.linear.backward) if workload.embedding.trained else NOTHING
@@ -345,10 +370,10 @@ def _embedding(context: _Context, workload: Workload, batches: Batches) -> Itera
     yield Operator("embedding", "embedding", forward, backward, recomputed=False)
 
 
-def _head(context: _Context, workload: Workload, batches: Batches) -> Iterator[Operator]:
-    for op in _products(context, workload.head, 1, batches.tokens):
+def _head(context: _Context, workload: Workload) -> Iterator[Operator]:
+    for op in _products(context, workload.head, 1, context.tokens):
         yield Operator(op.kernel, op.layer, op.forward, op.backward, recomputed=False)
-    moved = batches.tokens * workload.model.vocab_size * context.traffic.logits
+    moved = context.tokens * workload.model.vocab_size * context.traffic.logits
     yield Operator(
         "head.loss",
         "head",

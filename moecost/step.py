@@ -10,7 +10,7 @@ with the GPU inside each block, else the two overlap in a power mean. Means are 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -61,27 +61,19 @@ class PassTimes:
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """Seconds of one optimizer step by stage; `backward` is the gradient pass alone."""
+    """Seconds of one optimizer step by stage; `backward` is the gradient pass alone, `together` all three passes."""
 
     operators: Sequence[Operator]
     forward: PassTimes
     recompute: PassTimes
     backward: PassTimes
+    together: PassTimes
     optimizer: FloatLike
     other: FloatLike
 
     @property
-    def passes(self) -> tuple[PassTimes, PassTimes, PassTimes]:
-        return self.forward, self.recompute, self.backward
-
-    @property
-    def together(self) -> PassTimes:
-        """Forward, recompute and backward in one."""
-        return PassTimes(*(sum(getattr(p, f.name) for p in self.passes) for f in fields(PassTimes)))
-
-    @property
     def seconds(self) -> FloatLike:
-        return self.forward.total + self.recompute.total + self.backward.total + self.optimizer + self.other
+        return self.together.total + self.optimizer + self.other
 
 
 def step_times(workload: Workload, batches: Batches, profile: SoftwareProfile, coefficients: Coefficients) -> StepTimes:
@@ -91,37 +83,49 @@ def step_times(workload: Workload, batches: Batches, profile: SoftwareProfile, c
     forward_exponent = 1.0 if host.synchronises else host.overlap_exponent
     scale = coefficients.time_factor * batches.per_step
 
-    def timed(works: Sequence[Work], exponent: float, times: FloatLike) -> PassTimes:
-        return _pass(works, batches, coefficients, exponent, times)
-
-    forward = timed([op.forward for op in ops], forward_exponent, scale)
-    repeated = [op.forward if op.recomputed and recipe.recompute else NOTHING for op in ops]
+    first = _table([op.forward for op in ops], batches, coefficients)
+    again = first * np.reshape([op.recomputed for op in ops], (1, -1) + (1,) * (first.ndim - 2))
+    last = _table([op.backward for op in ops], batches, coefficients)
+    p = batches.probability
+    passes = [
+        _mean(first, p, forward_exponent) * scale,
+        _mean(again, p, forward_exponent) * (scale * recipe.recompute),
+        _mean(last, p, host.overlap_exponent) * scale,
+    ]
     optimizer, clip = optimizer_seconds(workload, profile, coefficients)
     return StepTimes(
         operators=ops,
-        forward=forward,
-        recompute=timed(repeated, forward_exponent, scale * recipe.recompute),
-        backward=timed([op.backward for op in ops], host.overlap_exponent, scale),
+        forward=PassTimes(*passes[0]),
+        recompute=PassTimes(*passes[1]),
+        backward=PassTimes(*passes[2]),
+        together=PassTimes(*(passes[0] + passes[1] + passes[2])),
         optimizer=optimizer,
         other=clip + profile.run.step_overhead_s,
     )
 
 
-def _pass(works: Sequence[Work], batches: Batches, c: Coefficients, exponent: float, times: FloatLike) -> PassTimes:
-    """`times` repetitions of one pass. The exposed host time is shared out by the operators' host work."""
+def _table(works: Sequence[Work], batches: Batches, c: Coefficients) -> Array:
+    """The rows of `PassTimes` for one pass; host seconds stand in the second. Shape (rows, operators, ..., support)."""
     shape = np.broadcast_shapes(np.shape(batches.tokens), np.shape(batches.probability))
-    gpu, host, launches, flops, moved, sm = table = np.zeros((6, len(works), *shape))
+    table = np.zeros((6, len(works), *shape))
+    gpu, host, launches, flops, moved, sm = table
     for i, work in enumerate(works):
         if work is not NOTHING:
             gpu[i] = work.seconds
             host[i] = work.host * c.launch_s + work.host_s
             launches[i], flops[i], moved[i], sm[i] = work.launches, work.flops, work.bytes, work.sm
     sm *= gpu
-    gpu_total, host_total = gpu.sum(axis=0), host.sum(axis=0)
-    exposed = smooth_maximum(gpu_total, host_total, exponent) - gpu_total
-    host *= np.divide(exposed, host_total, out=np.zeros_like(exposed), where=host_total > 0)
-    mean = (table * batches.probability).sum(axis=-1) * times
-    return PassTimes(mean[0], mean[0] + mean[1], *mean[2:])
+    return table
+
+
+def _mean(table: Array, probability: FloatLike, exponent: float) -> Array:
+    """Means over the batches, GPU and host time combined; the exposed host time is shared out by host work."""
+    gpu, host = table[0].sum(axis=0), table[1].sum(axis=0)
+    exposed = smooth_maximum(gpu, host, exponent) - gpu
+    share = np.divide(exposed, host, out=np.zeros_like(exposed), where=host > 0)
+    mean = np.asarray((table * probability).sum(axis=-1))
+    mean[1] = mean[0] + (table[1] * (share * probability)).sum(axis=-1)
+    return mean
 
 
 def optimizer_seconds(
