@@ -1,0 +1,401 @@
+"""The command line. Data goes to stdout, warnings and errors to stderr; what a command needs is imported when it runs.
+
+Exit status: 0 done, 1 does not fit, 2 bad input.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+
+import typer
+from typer.core import TyperGroup
+
+from moecost.errors import DoesNotFitError, InvalidInputError, MoECostError, OutOfRangeWarning
+
+if TYPE_CHECKING:
+    from moecost.architecture import ModelSpec
+    from moecost.specs import GPUSpec
+
+DONE, DOES_NOT_FIT, BAD_INPUT = 0, 1, 2
+UNBOUNDED: Final = 10_000
+"""Columns of a table where the output is not a terminal: whoever reads a pipe wants whole lines."""
+
+
+class _Group(TyperGroup):
+    """Turns what moecost raises and warns into one line on stderr and an exit status."""
+
+    def invoke(self, ctx: Any) -> Any:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", OutOfRangeWarning)
+            try:
+                return super().invoke(ctx)
+            except DoesNotFitError as error:
+                _say("does not fit", error)
+                raise typer.Exit(DOES_NOT_FIT) from None
+            except MoECostError as error:
+                _say("error", error)
+                raise typer.Exit(BAD_INPUT) from None
+            finally:
+                for text in dict.fromkeys(str(warning.message) for warning in caught):
+                    _say("warning", text)
+
+
+app = typer.Typer(
+    cls=_Group,
+    help="What fine-tuning a large language model needs, takes and costs, before you pay for it.",
+    epilog="Exit status: 0 done, 1 does not fit, 2 bad input.",
+    no_args_is_help=True,
+    rich_markup_mode=None,  # plain help starts quickly and reads the same in a pipe
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Filter = Annotated[str | None, typer.Argument(metavar="FILTER", help="Part of a name or alias.", show_default=False)]
+
+
+# ------------------------------------------------------------------------------------------------------- commands
+def _version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        _write(f"moecost {version('moecost')}\n")
+        raise typer.Exit(DONE)
+
+
+@app.callback()
+def _root(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")] = False,
+) -> None:
+    pass
+
+
+def _names(of: str) -> Callable[[str], list[str]]:
+    """Completion from a catalogue of the package; a completion that fails completes nothing."""
+
+    def complete(incomplete: str) -> list[str]:
+        import moecost
+
+        try:
+            return [name for name in getattr(moecost, of)() if name.startswith(incomplete)]
+        except MoECostError:
+            return []
+
+    return complete
+
+
+def _words(*words: str) -> Callable[[str], list[str]]:
+    def complete(incomplete: str) -> list[str]:
+        return [word for word in words if word.startswith(incomplete)]
+
+    return complete
+
+
+def _option(name: str, text: str, complete: Callable[[str], list[str]] | None = None, metavar: str = "TEXT") -> Any:
+    return typer.Option(name, help=text, autocompletion=complete, metavar=metavar, show_default=False)
+
+
+_JOB_FILE = typer.Argument(metavar="JOB.yaml", help="A YAML file with the fields of a job.", show_default=False)
+_MODEL = _option("--model", "Name, Hub id, spec or config.json.", _names("models"))
+_GPU = _option("--gpu", "Name, alias or cloud instance type.", _names("gpus"))
+_DATASET = _option("--dataset", "Name, or file of lengths.", _names("datasets"))
+_LENGTH = _option("--sequence-length", "Longest sequence, in tokens.", metavar="INTEGER")
+_METHOD = _option("--method", "full, lora, qlora or dora.", _words("full", "lora", "qlora", "dora"))
+_RANK = _option("--lora-rank", "Rank of the adapters.", metavar="INTEGER")
+_TARGETS = _option(
+    "--lora-targets",
+    "Module names or keywords, comma separated.",
+    _words("all-linear", "attention", "experts"),
+    "NAME,...",
+)
+_EPOCHS = _option("--epochs", "Passes over the data.", metavar="NUMBER")
+_QUERIES = _option("--num-queries", "Training queries an epoch.", metavar="INTEGER")
+_BATCH = _option("--micro-batch-size", "Sequences a GPU a pass; the largest that fits.", metavar="INTEGER")
+_ACCUMULATION = _option("--gradient-accumulation-steps", "Micro-batches a step.", metavar="INTEGER")
+_CHECKPOINTING = _option("--gradient-checkpointing", "none, selective or full.", _words("none", "selective", "full"))
+_SOFTWARE = _option("--software", "Training stack; `moecost software` lists them.", _names("software_profiles"))
+_PRICE = _option("--price", "$/GPU-hour, or a provider.", metavar="NUMBER|NAME")
+_MARKET = _option("--market", "on_demand, spot or reserved.", _words("on_demand", "spot", "reserved"))
+_ON_OOM = _option("--on-oom", "raise, or report figures all the same.", _words("raise", "report"))
+_SET = typer.Option("--set", help="Any other field, its value as in YAML; may be repeated.", metavar="FIELD=VALUE")
+
+
+@app.command(no_args_is_help=True)
+def estimate(
+    ctx: typer.Context,
+    job: Annotated[Path | None, _JOB_FILE] = None,
+    model: Annotated[str | None, _MODEL] = None,
+    gpu: Annotated[str | None, _GPU] = None,
+    dataset: Annotated[str | None, _DATASET] = None,
+    sequence_length: Annotated[int | None, _LENGTH] = None,
+    method: Annotated[str | None, _METHOD] = None,
+    lora_rank: Annotated[int | None, _RANK] = None,
+    lora_targets: Annotated[str | None, _TARGETS] = None,
+    epochs: Annotated[float | None, _EPOCHS] = None,
+    num_queries: Annotated[int | None, _QUERIES] = None,
+    micro_batch_size: Annotated[int | None, _BATCH] = None,
+    gradient_accumulation_steps: Annotated[int | None, _ACCUMULATION] = None,
+    gradient_checkpointing: Annotated[str | None, _CHECKPOINTING] = None,
+    software: Annotated[str | None, _SOFTWARE] = None,
+    price: Annotated[str | None, _PRICE] = None,
+    market: Annotated[str | None, _MARKET] = None,
+    on_oom: Annotated[str | None, _ON_OOM] = None,
+    field: Annotated[list[str] | None, _SET] = None,
+    as_json: AsJson = False,
+) -> None:
+    """What a fine-tuning run needs, takes and costs.
+
+    The job is a YAML file, options, or both; options win.
+
+    \b
+    moecost estimate --model mixtral-8x7b --gpu a40 --method qlora --dataset math-14k
+    moecost estimate job.yaml --gpu h100 --set optimizer=adamw8bit --json
+    """
+    from moecost.catalog import read_yaml
+    from moecost.estimation import estimate_job
+    from moecost.job import Job
+    from moecost.report import as_text
+
+    fields = {} if job is None else read_yaml(job)
+    fields |= {name: _typed(name, v) for name, v in ctx.params.items() if name in Job.model_fields and v is not None}
+    fields |= dict(assignment(text) for text in field or ())
+    try:
+        asked = Job(**fields)
+    except InvalidInputError as error:
+        if job is None:
+            raise
+        raise InvalidInputError(f"{job}: {error}") from None
+    found = estimate_job(asked)
+    _write((found.model_dump_json() if as_json else as_text(found, _width())) + "\n")
+    if not found.fits:
+        raise typer.Exit(DOES_NOT_FIT)
+
+
+def _typed(name: str, value: Any) -> Any:
+    """An option's text as the job takes it."""
+    if name == "lora_targets":
+        return [target.strip() for target in value.split(",") if target.strip()]
+    return assignment(f"{name}={value}")[1] if name in ("price", "gradient_checkpointing") else value
+
+
+def assignment(text: str) -> tuple[str, Any]:
+    """Name and value of `field=value`; the value is YAML.
+
+    >>> assignment("lora_targets=[w1, w2]"), assignment("compile=true"), assignment("price=0.79")
+    (('lora_targets', ['w1', 'w2']), ('compile', True), ('price', 0.79))
+    """
+    from moecost.catalog import parse_yaml
+
+    name, equals, value = text.partition("=")
+    name = name.strip().replace("-", "_")
+    if not equals or not name:
+        raise InvalidInputError(f"--set {text!r}: write field=value, for example --set optimizer=adamw8bit")
+    found = parse_yaml(f"value: {value}", f"--set {name}")
+    if len(found) > 1:
+        raise InvalidInputError(f"--set {name}: one value, not several lines")
+    return name, found["value"]
+
+
+@app.command()
+def gpus(filter_: Filter = None, as_json: AsJson = False) -> None:
+    """GPUs of the catalogue: memory, rates, and what they cost.
+
+    GB is the memory on the label, GiB what a program gets (~: estimated), GB/s its bandwidth, TFLOP/s the dense peak
+    in bf16, $/hour the median of the on-demand quotes for one GPU, then their number and dates.
+    """
+    from moecost import catalog
+    from moecost.specs import GPUSpec
+
+    index = catalog.gpu_index()
+    names = _matching(filter_, index.names, index.other_names(), catalog.gpu_name)
+    rows = [_gpu_row(GPUSpec.load(name)) for name in names]
+    if as_json:
+        return _write_json(rows)
+    columns = ["GPU", "GB", "GiB", "GB/s", "TFLOP/s", "$/hour", "quotes", "dates"]
+    return _write_table(columns, [_gpu_cells(row) for row in rows], right=range(1, 7))
+
+
+def _gpu_row(gpu: GPUSpec) -> dict[str, Any]:
+    from moecost import catalog
+    from moecost.sources import UNDATED
+    from moecost.units import GIB
+
+    quotes = catalog.quotes(gpu, market="on_demand")
+    dates = sorted(quote.date for quote in quotes if quote.date != UNDATED)
+    return {
+        "name": gpu.name,
+        "marketing_name": gpu.marketing_name,
+        "memory_label_gb": gpu.memory_label_gb,
+        "memory_usable_gib": gpu.memory_usable_bytes / GIB,
+        "memory_usable_is_estimated": gpu.memory_usable_gib is None,
+        "bandwidth_gb_per_s": gpu.bandwidth_gb_per_s,
+        "bf16_tflops_dense": gpu.peak_tflops_dense.get("bf16"),
+        "median_usd_per_gpu_hour": catalog.median_quote(gpu).usd_per_gpu_hour if quotes else None,
+        "num_quotes": len(quotes),
+        "first_date": dates[0] if dates else None,
+        "last_date": dates[-1] if dates else None,
+    }
+
+
+def _gpu_cells(row: Mapping[str, Any]) -> list[str]:
+    bf16, usd = row["bf16_tflops_dense"], row["median_usd_per_gpu_hour"]
+    return [
+        row["name"],
+        f"{row['memory_label_gb']:g}",
+        f"{'~' * row['memory_usable_is_estimated']}{row['memory_usable_gib']:.1f}",
+        f"{row['bandwidth_gb_per_s']:,.0f}",
+        "none" if bf16 is None else f"{bf16:,.1f}",
+        "none" if usd is None else f"{usd:,.2f}",
+        f"{row['num_quotes']}",
+        " to ".join(dict.fromkeys(filter(None, (row["first_date"], row["last_date"])))),
+    ]
+
+
+@app.command()
+def models(filter_: Filter = None, as_json: AsJson = False) -> None:
+    """Models of the catalogue: parameters as counted and as published."""
+    from moecost import catalog
+    from moecost.architecture import ModelSpec
+
+    index = catalog.model_index()
+    hint = "moecost.models() lists all."
+    names = _matching(filter_, index.names, index.other_names(), lambda name: index.find(name, hint))
+    rows = [_model_row(ModelSpec.load(name)) for name in names]
+    if as_json:
+        return _write_json(rows)
+    columns = ["model", "total", "active", "pub. total", "pub. active", "Hub id"]
+    return _write_table(columns, [_model_cells(row) for row in rows], right=range(1, 5))
+
+
+def _model_row(spec: ModelSpec) -> dict[str, Any]:
+    return {
+        "name": spec.name,
+        "num_parameters": spec.num_parameters,
+        "num_active_parameters": spec.num_active_parameters,
+        "published_parameters": spec.published_parameters,
+        "published_active_parameters": spec.published_active_parameters,
+        "hub_ids": list(spec.hub_ids),
+    }
+
+
+def _model_cells(row: Mapping[str, Any]) -> list[str]:
+    from moecost.report import counted
+
+    name, *counts, hub_ids = row.values()
+    return [name, *("" if n is None else counted(n) for n in counts), next(iter(hub_ids), "")]
+
+
+@app.command()
+def software(as_json: AsJson = False) -> None:
+    """Training stacks that are known, with their calibration."""
+    from moecost.software import SoftwareProfile, software_profiles
+
+    profiles = [SoftwareProfile.load(name) for name in software_profiles()]
+    rows = [
+        {"name": p.name, "experts": p.experts, "calibration": p.calibration, "description": p.description}
+        for p in profiles
+    ]
+    if as_json:
+        return _write_json(rows)
+    return _write_table(["software", "experts", "calibration", "description"], [list(row.values()) for row in rows])
+
+
+@app.command()
+def datasets(as_json: AsJson = False) -> None:
+    """Data sets that ship: queries, and their length in tokens."""
+    from moecost.dataset_spec import DatasetSpec, dataset_names
+
+    specs = [DatasetSpec.load(name) for name in dataset_names()]
+    rows = [
+        {
+            "name": spec.name,
+            "num_queries": spec.num_queries,
+            "mean_length": spec.mean_length,
+            "longest": spec.longest,
+            "description": spec.description,
+        }
+        for spec in specs
+    ]
+    if as_json:
+        return _write_json(rows)
+    cells = [
+        [spec.name, f"{spec.num_queries:,}", f"{spec.mean_length:.0f}", f"{spec.longest:,}", spec.description]
+        for spec in specs
+    ]
+    return _write_table(["data set", "queries", "mean tokens", "longest", "description"], cells, right=range(1, 4))
+
+
+def _matching(
+    wanted: str | None, names: Sequence[str], others: Mapping[str, Sequence[str]], find: Callable[[str], str]
+) -> list[str]:
+    """Names of which `wanted` is a part, or of which an alias has it; else the one that `find` knows by it."""
+    from moecost.catalog import normalise
+
+    if wanted is None:
+        return list(names)
+    part = normalise(wanted)
+    found = [name for name in names if any(part in normalise(known) for known in (name, *others.get(name, ())))]
+    return found or [find(wanted)]
+
+
+# --------------------------------------------------------------------------------------------------------- output
+def _width() -> int:
+    """Columns of a report."""
+    import shutil
+
+    from moecost.report import WIDTH
+
+    return min(WIDTH, shutil.get_terminal_size().columns) if sys.stdout.isatty() else WIDTH
+
+
+def _write_json(value: Any) -> None:
+    import json
+
+    _write(json.dumps(value, indent=2) + "\n")
+
+
+def _write_table(columns: Sequence[str], rows: Iterable[Sequence[str]], right: Iterable[int] = ()) -> None:
+    """A table that fits the terminal, or with whole lines where the output is a pipe or file."""
+    import io
+    import shutil
+
+    from rich.console import Console
+    from rich.table import Table
+
+    from moecost.report import printable
+
+    piped = not sys.stdout.isatty()
+    width = UNBOUNDED if piped else shutil.get_terminal_size().columns
+    out = io.StringIO()
+    console = Console(file=out, width=width, force_terminal=not piped, markup=False, emoji=False, highlight=False)
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for i, name in enumerate(columns):
+        side: Literal["left", "right"] = "right" if i in right else "left"
+        last = i == len(columns) - 1  # alone in taking more than a line
+        table.add_column(name, justify=side, overflow="fold" if last else "ellipsis", no_wrap=piped or not last)
+    for row in rows:
+        table.add_row(*map(printable, row))
+    console.print(table)
+    _write("".join(line.rstrip() + "\n" for line in out.getvalue().splitlines()))
+
+
+def _write(text: str) -> None:
+    """Text to stdout. A reader that went away (`| head`) is no error."""
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the flush at exit finds a place to go
+        if not isinstance(error, BrokenPipeError):
+            raise InvalidInputError(f"the output cannot be written: {error.strerror}") from error
+
+
+def _say(kind: str, what: object) -> None:
+    from moecost.report import printable
+
+    typer.echo(f"moecost: {kind}: {printable(str(what))}", err=True)
