@@ -1,0 +1,25 @@
+"""What all tests share: one deterministic hypothesis profile, and the founding paper's two models."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+from moecost import ModelSpec
+
+settings.register_profile(
+    "moecost", derandomize=True, max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("moecost")
+
+
+@pytest.fixture(scope="session")
+def mixtral() -> ModelSpec:
+    """Mixtral-8x7B: 32 layers of attention and 8 experts, 2 a token."""
+    return ModelSpec.load("mixtral-8x7b")
+
+
+@pytest.fixture(scope="session")
+def blackmamba() -> ModelSpec:
+    """BlackMamba-2.8B: 18 Mamba layers and 18 layers of 8 experts."""
+    return ModelSpec.load("blackmamba-2.8b")
