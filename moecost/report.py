@@ -127,13 +127,12 @@ def _sections(e: Estimate) -> Iterator[Section]:
 def _asked(e: Estimate) -> Section:
     trained = e.num_trainable_parameters / e.num_parameters if e.num_parameters else math.nan
     of_all = "all trained" if trained == 1 else f"{counted(e.num_trainable_parameters)} trained ({percent(trained)})"
-    epochs = f"{e.epochs:g} epoch" + "s" * (e.epochs != 1)
     rows = {
         "model": f"{e.model}: {counted(e.num_parameters)} parameters, {of_all}",
         "GPU": f"{e.num_gpus} x {e.gpu}, {significant(e.memory.usable_gib)} GiB usable",
         "method": f"{e.method}, run by {e.provenance.software}",
-        "data": f"{e.num_queries:,} queries x {epochs}",
-        "batch": f"{e.micro_batch_size:,} sequences a GPU a pass, {e.global_batch_size:,} a step",
+        "data": f"{_number(e.num_queries, 'query', 'queries')} x {_number(e.epochs, 'epoch', 'epochs')}",
+        "batch": f"{_number(e.micro_batch_size, 'sequence', 'sequences')} a GPU a pass, {e.global_batch_size:,} a step",
     }
     return _facts("Asked", rows)
 
@@ -162,7 +161,7 @@ def _spread(e: Estimate, field: str, unit: str = "") -> str:
 
 
 def _run(e: Estimate) -> str:
-    steps = f"{e.steps:,} step{'s' * (e.steps != 1)} of {seconds(e.step.seconds)}"
+    steps = f"{_number(e.steps, 'step', 'steps')} of {seconds(e.step.seconds)}"
     if e.hours >= 48:
         return f"{significant(e.hours / 24)} days: {steps}"
     return f"{significant(e.hours * 60)} minutes: {steps}" if e.hours < 1 else steps
@@ -281,6 +280,10 @@ def _facts(title: str, rows: Mapping[str, str]) -> Section:
     return Section(title, "", (("", "<"),), tuple(Row(name, (text,)) for name, text in rows.items()))
 
 
+def _number(n: float, one: str, many: str) -> str:
+    return f"{n:,} {one if n == 1 else many}" if isinstance(n, int) else f"{n:g} {one if n == 1 else many}"
+
+
 def _ratio(part: float, whole: float) -> float:
     return part / whole if whole else 0.0
 
@@ -319,8 +322,8 @@ def _text_table(section: Section, label: int, width: int) -> Iterator[str]:
             out += " " * GAP + f"{printable(cell):{align}{size}}"
         out += " " * GAP
         if section.columns[-1][1] == ">" or row.share is not None:
-            out += f"{row.cells[-1]:{section.columns[-1][1]}{sizes[-1]}}"
-            yield (out + " " * GAP + "#" * round(BAR * _drawn(row.share))).rstrip()
+            out += f"{row.cells[-1]:{section.columns[-1][1]}{sizes[-1]}}" + " " * GAP
+            yield (out + "#" * round(min(BAR, width - len(out)) * _drawn(row.share))).rstrip()
         else:
             yield from _wrapped(row.cells[-1], width, indent=out, hang=" " * len(out))
 
