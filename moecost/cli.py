@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from moecost.specs import GPUSpec
 
 DONE, DOES_NOT_FIT, BAD_INPUT = 0, 1, 2
+NARROWEST: Final = 80
+"""Columns that a table needs; a narrower terminal breaks its lines."""
 UNBOUNDED: Final = 10_000
 """Columns of a table where the output is not a terminal: whoever reads a pipe wants whole lines."""
 
@@ -252,7 +254,7 @@ def _gpu_cells(row: Mapping[str, Any]) -> list[str]:
         "none" if bf16 is None else f"{bf16:,.1f}",
         "none" if usd is None else f"{usd:,.2f}",
         f"{row['num_quotes']}",
-        " to ".join(dict.fromkeys(filter(None, (row["first_date"], row["last_date"])))),
+        "..".join(dict.fromkeys(date[:7] for date in (row["first_date"], row["last_date"]) if date)),
     ]
 
 
@@ -370,10 +372,10 @@ def _write_table(columns: Sequence[str], rows: Iterable[Sequence[str]], right: I
     from moecost.report import printable
 
     piped = not sys.stdout.isatty()
-    width = UNBOUNDED if piped else shutil.get_terminal_size().columns
+    width = UNBOUNDED if piped else max(shutil.get_terminal_size().columns, NARROWEST)
     out = io.StringIO()
     console = Console(file=out, width=width, force_terminal=not piped, markup=False, emoji=False, highlight=False)
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    table = Table(box=None, pad_edge=False, padding=(0, 2 if width > NARROWEST else 1, 0, 0), header_style="bold")
     for i, name in enumerate(columns):
         side: Literal["left", "right"] = "right" if i in right else "left"
         last = i == len(columns) - 1  # alone in taking more than a line
