@@ -199,7 +199,7 @@ def saved_activations(
     if recipe.recompute >= 1.0:
         return sum(b.count * tokens * b.layers.hidden_size * recipe.compute_bytes for b in workload.blocks)
     found = _all_layers(workload, sequences=sequences, padded_length=padded_length)
-    return habits.saved_layer * sum(block.count * kept for block, kept in found)
+    return habits.saved_layer * as_float(sum(block.count * kept for block, kept in found))
 
 
 def live_layer(
