@@ -18,6 +18,8 @@ from moecost.sources import FrozenMap, SourcedSpec
 
 MAX_DEPTH: Final = 32
 """Levels of nesting a config may have."""
+MAX_VALUES: Final = 200_000
+"""Values on one level."""
 
 
 class ModelSpec(SourcedSpec):
@@ -275,7 +277,10 @@ def _check_depth(config: Mapping[str, Any]) -> None:
     """Refuse nesting that would exhaust Python's stack further on."""
     level: list[Any] = [config]
     for _ in range(MAX_DEPTH):
-        level = [v for item in level for v in _inside(item) if isinstance(v, Mapping | list | tuple)]
+        level = [v for item in level for v in _inside(item)]
+        if len(level) > MAX_VALUES:
+            raise InvalidInputError(f"model config: holds more than {MAX_VALUES:,} values")
+        level = [v for v in level if isinstance(v, Mapping | list | tuple)]
         if not level:
             return
     raise InvalidInputError(f"model config: is nested more than {MAX_DEPTH} levels deep")

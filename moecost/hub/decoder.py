@@ -214,7 +214,7 @@ def windows(r: Reader, t: Traits) -> list[int | None]:
         return [None] * n
     if types is not None:
         return [window if any(w in str(kind) for w in SLIDING) else None for kind in types]
-    if isinstance(pattern, str):
+    if isinstance(pattern, str) and pattern:
         return [window if pattern[i % len(pattern)] == "L" else None for i in range(n)]
     if pattern:
         pattern = r.whole("sliding_window_pattern", t.pattern)
@@ -256,9 +256,8 @@ def sparse_layers(r: Reader) -> list[bool]:
     dense = r.many("mlp_only_layers") or []
     start, end = r.get("moe_layer_start_index"), r.get("moe_layer_end_index")
     if start is not None or end is not None:
-        first = max(start) if isinstance(start, list | tuple) else r.whole("moe_layer_start_index", 0, low=0)
-        last = max(end) if isinstance(end, list | tuple) else r.whole("moe_layer_end_index", n - 1, low=-1)
-        last = n - 1 if last < 0 else last
+        first = r.whole("moe_layer_start_index", 0, low=0)
+        last = r.whole("moe_layer_end_index", n - 1, low=-1) % n
         sparse = [s and first <= i <= last for i, s in enumerate(sparse)]
     return [s and i not in dense for i, s in enumerate(sparse)]
 

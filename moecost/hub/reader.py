@@ -137,19 +137,20 @@ class Reader:
     def each(self, name: str) -> list[Any] | None:
         """A list with one value a layer; further ones (MTP layers) are dropped."""
         values = self.many(name)
-        if values is None:
-            return None
+        return None if values is None else self._a_layer_each(name, values)
+
+    def _a_layer_each(self, name: str, values: list[Any]) -> list[Any]:
         if len(values) < self.num_layers:
             raise UnsupportedModelError(f"model config: {name} has {len(values)} values for {self.num_layers} layers")
         return values[: self.num_layers]
 
-    def per_layer(self, name: str, default: int | None = None, *, low: int = 0) -> list[int]:
+    def per_layer(self, name: str, default: Any = None, *, low: int = 0) -> list[int]:
         """One whole number a layer, written as a number for all or as a list (a list of one counts for all)."""
         value = self.get(name, default)
-        if isinstance(value, list | tuple):
-            values = list(value) * self.num_layers if len(value) == 1 else self.each(name) or []
-            return [as_whole(name, v, low, MAX_SIZE) for v in values]
-        return [self.whole(name, default, low=low)] * self.num_layers
+        if not isinstance(value, list | tuple):
+            return [self.whole(name, default, low=low)] * self.num_layers
+        values = list(value) * self.num_layers if len(value) == 1 else self._a_layer_each(name, list(value))
+        return [as_whole(name, v, low, MAX_SIZE) for v in values]
 
     def unread(self) -> list[str]:
         """Fields that look like a part of the shape and that nothing asked for."""
