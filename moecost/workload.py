@@ -17,12 +17,41 @@ Attention: TypeAlias = Literal["flash", "sdpa", "eager"]
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A GPU in base units."""
+    """A GPU in base units, and what joins it to others; rates one way, of one GPU, as the catalogue has them."""
 
     num_sms: FloatLike
     peak_flops_per_s: FloatLike  # dense, of the compute data type
     bytes_per_s: FloatLike
     memory_bytes: FloatLike  # usable
+    attention_peak_flops_per_s: FloatLike | None = None  # of the attention core, 16 bits; None: as the products
+    link_bytes_per_s: FloatLike = 1e30  # to the other GPUs of its machine
+    link_is_pcie: bool = False
+    network_bytes_per_s: FloatLike = 1e30  # to GPUs of other machines
+    gpus_per_node: FloatLike = 8.0
+    host_link_bytes_per_s: FloatLike = 1e30  # to the host's memory
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How a run is spread over GPUs: `data_parallel` is what the others leave, experts are nested in it."""
+
+    data_parallel: FloatLike = 1.0
+    tensor_parallel: FloatLike = 1.0
+    pipeline_parallel: FloatLike = 1.0
+    virtual_pipeline: FloatLike = 1.0
+    context_parallel: FloatLike = 1.0
+    expert_parallel: FloatLike = 1.0
+    zero_stage: int = 0
+    offload: Literal["none", "optimizer", "parameters"] = "none"
+
+    @property
+    def num_gpus(self) -> FloatLike:
+        return self.data_parallel * self.tensor_parallel * self.pipeline_parallel * self.context_parallel
+
+    @property
+    def shards(self) -> FloatLike:
+        """GPUs that hold the same slice of the model, and may share its states among them."""
+        return self.data_parallel * self.context_parallel
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +107,8 @@ class Recipe:
     attention: Attention
     gradient_accumulation_steps: FloatLike = 1.0
     decomposes_weights: bool = False  # DoRA
+    stream_bytes: float = 2.0  # an element of the residual stream
+    casts_weights: bool = False  # weights are held wider than they are computed with (autocast)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +121,7 @@ class Workload:
     head: WeightUse
     recipe: Recipe
     device: Device
+    layout: Layout = Layout()
 
     def uses(self) -> list[tuple[int, WeightUse]]:
         """(layers, use) of every matrix; a tied head is the embedding once more and left out."""

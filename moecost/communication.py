@@ -1,0 +1,79 @@
+r"""What each layout sends between GPUs, and how long the wire takes for it.
+
+Volumes are bytes that one GPU sends (and receives) over its link, one direction; W is the size of the full buffer and n
+the number of GPUs that share it.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from moecost.arrays import FloatLike
+
+TENSOR_LATENCY_S: Final = 25e-6
+"""Latency of a tensor-parallel collective, times log2 of its GPUs; launch included. [s]"""
+
+
+def all_reduce_bytes(*, buffer_bytes: FloatLike, num_gpus: FloatLike) -> FloatLike:
+    r"""Ring all-reduce: :math:`2 W (n - 1) / n`. [byte]
+
+    Source: NCCL-tests, PERFORMANCE.md.
+
+    >>> all_reduce_bytes(buffer_bytes=8.0, num_gpus=4)
+    12.0
+    """
+    return 2.0 * gather_bytes(buffer_bytes=buffer_bytes, num_gpus=num_gpus)
+
+
+def gather_bytes(*, buffer_bytes: FloatLike, num_gpus: FloatLike) -> FloatLike:
+    r"""All-gather, reduce-scatter or all-to-all of a buffer: :math:`W (n - 1) / n`. [byte]
+
+    Source: NCCL-tests, PERFORMANCE.md.
+
+    >>> gather_bytes(buffer_bytes=8.0, num_gpus=4)
+    6.0
+    """
+    return buffer_bytes * (num_gpus - 1.0) / num_gpus
+
+
+def tensor_parallel_bytes(
+    *, tokens: FloatLike, hidden_size: FloatLike, element_bytes: FloatLike, num_gpus: FloatLike
+) -> FloatLike:
+    r"""One all-reduce of a layer's output; two a layer forward, two backward.
+
+    Source: Narayanan et al. 2021 (arXiv:2104.04473) sections 2.3, 3.2: 8 b s h (t - 1) / t elements a layer.
+
+    >>> 4 * tensor_parallel_bytes(tokens=4096.0, hidden_size=4096, element_bytes=1, num_gpus=8)
+    117440512.0
+    """
+    return all_reduce_bytes(buffer_bytes=tokens * hidden_size * element_bytes, num_gpus=num_gpus)
+
+
+def expert_parallel_bytes(
+    *, tokens: FloatLike, experts_per_token: FloatLike, hidden_size: FloatLike, element_bytes: FloatLike,
+    num_gpus: FloatLike,
+) -> FloatLike:  # fmt: skip
+    r"""One all-to-all of routed tokens; dispatch and combine forward, both again backward: T k h (e - 1) / e.
+
+    >>> expert_parallel_bytes(tokens=4096.0, experts_per_token=2, hidden_size=4096, element_bytes=2, num_gpus=8)
+    58720256.0
+    """
+    return gather_bytes(buffer_bytes=tokens * experts_per_token * hidden_size * element_bytes, num_gpus=num_gpus)
+
+
+def pipeline_stretch(*, stages: FloatLike, micro_batches: FloatLike, virtual_stages: FloatLike) -> FloatLike:
+    r"""Time of a pipelined step over the time without a bubble: :math:`1 + (p - 1) / (v m)`.
+
+    Source: Narayanan et al. 2021 (arXiv:2104.04473), section 2.2.
+
+    >>> pipeline_stretch(stages=8, micro_batches=32, virtual_stages=1)
+    1.21875
+    """
+    return 1.0 + (stages - 1.0) / (virtual_stages * micro_batches)
+
+
+def tensor_latency(num_gpus: FloatLike) -> FloatLike:
+    """Latency of one tensor-parallel collective; 0 on one GPU. [s]"""
+    return TENSOR_LATENCY_S * np.log2(num_gpus)
