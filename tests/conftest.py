@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, settings
 from moecost import ModelSpec
 
 settings.register_profile(
-    "moecost", derandomize=True, max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    "moecost", derandomize=True, max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("moecost")
 
