@@ -16,9 +16,13 @@ from moecost.hub.families import LLAMA, ORDINARY
 from moecost.hub.hybrids import HYBRIDS
 from moecost.hub.irregular import IRREGULAR
 from moecost.hub.reader import ALIASES, SPELLINGS, Reader, text_config
+from moecost.hub.recent import RECENT
 from moecost.quantities import Model
 
 OnUnknown = Literal["raise", "approximate"]
+
+OWN: dict[str, Callable[[Reader], Model]] = {**HYBRIDS, **IRREGULAR, **RECENT}
+"""Families with a reader of their own."""
 
 SAME_AS = {
     "phi-msft": "phi",
@@ -80,7 +84,7 @@ def loads_vision(family: str | None) -> bool:
 
 
 def _known(kind: str) -> bool:
-    return kind in ORDINARY or kind in HYBRIDS or kind in IRREGULAR
+    return kind in ORDINARY or kind in OWN
 
 
 def read(config: Mapping[str, Any], on_unknown: OnUnknown = "raise") -> Reading:
@@ -100,9 +104,7 @@ def read(config: Mapping[str, Any], on_unknown: OnUnknown = "raise") -> Reading:
     if "vision_config" in config and not loads_vision(family):
         notes.append("The vision tower is left out: the class of the language model does not load it.")
     r = Reader(config, dict(traits.defaults))
-    reader: Callable[[Reader], Model] = (
-        HYBRIDS.get(family or "") or IRREGULAR.get(family or "") or ordinary(traits if family else _as_written(r))
-    )
+    reader: Callable[[Reader], Model] = OWN.get(family or "") or ordinary(traits if family else _as_written(r))
     model = reader(r)
     unread = r.unread()
     if unread and not approximate:

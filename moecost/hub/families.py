@@ -88,6 +88,7 @@ LLAMA4_DEFAULTS = (
 )
 PHI3 = replace(PLAIN, attention=("self_attn.qkv_proj", "self_attn.o_proj"), mlp=FUSED_GATE_UP)
 HUNYUAN_EXPERTS = Experts(
+    num_shared=1,
     router="mlp.gate.wg",
     router_fused="",
     shared=tuple(name.replace("mlp.", "mlp.shared_mlp.") for name in c.GATE_UP_DOWN),
@@ -98,6 +99,7 @@ ORDINARY: dict[str, Traits] = {
     # Llama and its kin
     "llama": LLAMA,
     "aquila": LLAMA,
+    "apertus": replace(LLAMA, gated=False, qk_norm="head", mlp_bias=False),
     "arcee": replace(LLAMA, gated=False),
     "baichuan": replace(PLAIN, attention=("self_attn.W_pack", "self_attn.o_proj")),  # Hub code
     "internlm2": replace(  # Hub code
