@@ -153,11 +153,11 @@ class Reader:
         return [as_whole(name, v, low, MAX_SIZE) for v in values]
 
     def unread(self) -> list[str]:
-        """Fields that look like a part of the shape and that nothing asked for."""
+        """Fields that look like a part of the language model's shape and that nothing asked for."""
         known = self.used | _NO_SHAPE
         return sorted(
             str(k)
-            for k, v in self.values.items()
+            for k, v in text_config(self.outer).items()
             if k not in known and isinstance(k, str) and _SHAPES.search(k) and _says_something(v)
         )
 

@@ -57,7 +57,7 @@ def flops(model: Any, tokens: int) -> tuple[int, int]:
 
     ids = torch.zeros((1, tokens), dtype=torch.long, device="meta")
     mask = torch.zeros((1, 1, tokens, tokens), device="meta", dtype=model.dtype)  # a mask cannot be made on meta
-    kinds = {kind: mask for kind in ("full_attention", "sliding_attention", "chunked_attention")}
+    kinds = dict.fromkeys(("full_attention", "sliding_attention", "chunked_attention"), mask)
     for given in (mask, kinds):
         try:
             with FlopCounterMode(display=False) as forward:
