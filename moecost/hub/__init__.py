@@ -103,6 +103,9 @@ def read(config: Mapping[str, Any], on_unknown: OnUnknown = "raise") -> Reading:
         notes.append(f"The model type {family!r} is not known: read as an ordinary decoder.")
     if "vision_config" in config and not loads_vision(family):
         notes.append("The vision tower is left out: the class of the language model does not load it.")
+    if isinstance(config.get("quantization_config"), Mapping):
+        method = str(config["quantization_config"].get("quant_method", "quantized"))
+        notes.append(f"The checkpoint is stored as {method:.20}; how a run holds its weights is another matter.")
     r = Reader(config, dict(traits.defaults))
     reader: Callable[[Reader], Model] = OWN.get(family or "") or ordinary(traits if family else _as_written(r))
     model = reader(r)

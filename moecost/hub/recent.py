@@ -23,7 +23,7 @@ def deepseek_v4(r: Reader) -> Model:
         "heavily_compressed_attention": rates.whole("heavily_compressed_attention", 128),
     }
     types = r.each("layer_types") or ["sliding_attention"] * r.num_layers
-    traits = replace(PLAIN, experts=DEEPSEEK_EXPERTS)
+    traits = replace(PLAIN, experts=replace(DEEPSEEK_EXPERTS, linear=False))
     feed_forward = feed_forwards(r, traits)
     for name in ("num_key_value_heads", "qk_rope_head_dim", "num_hash_layers"):
         r.get(name)
