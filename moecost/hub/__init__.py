@@ -1,6 +1,7 @@
 """`config.json` of a Hugging Face model -> a model in plain numbers.
 
-`families` holds what is an ordinary decoder as one line each, `irregular` and `hybrids` what needs code of its own.
+`families` holds what is an ordinary decoder as a line of traits each; `irregular`, `hybrids` and `recent` what needs a
+reader of its own, made of the same parts.
 """
 
 from __future__ import annotations
@@ -9,13 +10,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from moecost.errors import InvalidInputError, MoECostError, UnsupportedModelError
-from moecost.hub import vision
+from moecost.errors import InvalidInputError, UnsupportedModelError
 from moecost.hub.decoder import Traits, ordinary, unsupported
 from moecost.hub.families import LLAMA, ORDINARY
 from moecost.hub.hybrids import HYBRIDS
 from moecost.hub.irregular import IRREGULAR
-from moecost.hub.reader import ALIASES, SPELLINGS, Reader, text_config
+from moecost.hub.reader import Reader, text_config
 from moecost.hub.recent import RECENT
 from moecost.quantities import Model
 
@@ -125,4 +125,4 @@ def _as_written(r: Reader) -> Traits:
     return ORDINARY["deepseek_v2"] if r.values.get("kv_lora_rank") else LLAMA
 
 
-__all__ = ["ALIASES", "SPELLINGS", "MoECostError", "OnUnknown", "Reading", "family_of", "read", "text_config", "vision"]
+__all__ = ["OnUnknown", "Reading", "family_of", "loads_vision", "read"]

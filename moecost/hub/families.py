@@ -93,7 +93,6 @@ HUNYUAN_EXPERTS = Experts(
     router_fused="",
     shared=tuple(name.replace("mlp.", "mlp.shared_mlp.") for name in c.GATE_UP_DOWN),
 )
-MINIMAX_EXPERTS = BLOCK_SPARSE
 
 ORDINARY: dict[str, Traits] = {
     # Llama and its kin
@@ -234,7 +233,7 @@ ORDINARY: dict[str, Traits] = {
         fused_adapters=True,
         experts=Experts(vectors=1),
     ),
-    "mimo": replace(QWEN2),  # Hub code; the extra layers for multi-token prediction are not loaded
+    "mimo": QWEN2,  # Hub code; the extra layers for multi-token prediction are not loaded
     "exaone4": replace(PLAIN, qk_norm="head", pattern=4),
     "exaone_moe": replace(PLAIN, qk_norm="head", pattern=4, experts=DEEPSEEK_EXPERTS, fused_adapters=True),
     # older forms
