@@ -59,6 +59,17 @@ def test_flops_of_a_token(method: str, checkpointing: str, per_weight: int) -> N
     assert _product_flops(e) / TOKENS == pytest.approx(expected, rel=1e-9)
 
 
+def test_a_models_own_experts_per_token_are_used() -> None:
+    """OLMoE-1B-7B: 8 of 64 experts, 1.28e9 active parameters as published; 2 FLOPs each forward, 4 backward."""
+    e = estimate("olmoe-1b-7b", "h100", method="full", gradient_checkpointing="none", sequence_length=2048,
+                 micro_batch_size=4, num_queries=400, on_oom="report")  # fmt: skip
+    assert e.experts is not None
+    assert (e.experts.num_experts, e.experts.num_experts_per_tok) == (64, 8)
+    embedding = 50304 * 2048
+    assert _product_flops(e) / TOKENS == pytest.approx(6 * (1.28e9 - embedding), rel=0.01)
+    assert e.experts.tokens_per_expert == pytest.approx(TOKENS * 8 / 64, rel=1e-6)
+
+
 def test_adapters_save_a_third_of_the_flops_or_a_quarter_with_checkpointing() -> None:
     """2/3 and 3/4 of full tuning, layer by layer."""
     for checkpointing, ratio in (("none", 2 / 3), ("full", 3 / 4)):

@@ -253,6 +253,21 @@ def test_an_interval_holds_the_value_and_grows_with_the_level(
     assert low * high == pytest.approx(value**2, rel=TINY)
 
 
+def test_an_interval_is_that_of_a_log_normal_law() -> None:
+    """80 % lie within 1.2816 standard deviations, 95 % within 1.96: time and memory each with their own spread."""
+    e = estimate("llama-3.1-8b", "a100", method="lora", sequence_length=512)
+    for field, value, sd in (
+        ("hours", e.hours, e.log_sd_time),
+        ("memory.device_gib", e.memory.device_gib, e.log_sd_memory),
+    ):
+        assert sd > 0
+        for level, z in ((0.8, 1.2816), (0.95, 1.9600)):
+            low, high = e.interval(field, level)
+            assert math.log(high / value) == pytest.approx(z * sd, rel=1e-3)
+            assert math.log(value / low) == pytest.approx(z * sd, rel=1e-3)
+    assert e.interval("hours") == e.interval("hours", 0.8)
+
+
 def test_counted_figures_have_no_interval() -> None:
     e = estimate("llama-3.1-8b", "a100", method="lora", sequence_length=512)
     assert e.interval("num_trainable_parameters") == (e.num_trainable_parameters,) * 2
