@@ -64,13 +64,21 @@ class Calibration(BaseModel):
     data: str = ""
     notes: tuple[str, ...] = ()
 
+    @model_validator(mode="before")
+    @classmethod
+    def _fill(cls, data: Any) -> Any:
+        """Coefficients that a file of an earlier version does not know are held at their general first value."""
+        if isinstance(data, dict) and isinstance(data.get("coefficients"), dict):
+            given = data["coefficients"]
+            held = {n: {"value": v, "why": "general prior"} for n, v in asdict(Coefficients()).items() if n not in given}
+            return {**data, "coefficients": {**given, **held}}
+        return data
+
     @model_validator(mode="after")
     def _known(self) -> Calibration:
         unknown = set(self.coefficients) - set(COEFFICIENT_NAMES)
-        missing = set(COEFFICIENT_NAMES) - set(self.coefficients)
-        if unknown or missing:
-            wrong = f"unknown {sorted(unknown)}" if unknown else f"without {sorted(missing)}"
-            raise ValueError(f"coefficients {wrong}; a calibration has {', '.join(COEFFICIENT_NAMES)}")
+        if unknown:
+            raise ValueError(f"coefficients {sorted(unknown)} are unknown; there are {', '.join(COEFFICIENT_NAMES)}")
         for name, c in self.coefficients.items():
             low, high = PLAUSIBLE[name].low, PLAUSIBLE[name].high
             if not low <= c.value <= high:

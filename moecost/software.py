@@ -36,6 +36,8 @@ class HostWork(_Section):
     adapter: Launches = Field(description="an adapter beside a linear layer: casts, two products, scale, add")
     expert: Launches = Field(description="an expert of an eager loop, beyond its linears: index, gather, add")
     index_s_per_pair: NonNegativeFloat = Field(description="Python-list indexing, a token-expert pair. [s]")
+    sharded_adapter_s: NonNegativeFloat = Field(description="an adapter tensor sharded as its own unit, a pass. [s]")
+    exchange_s: NonNegativeFloat = Field(description="an exchange of routed tokens, beyond the wire. [s]")
     synchronises: bool = Field(description="the forward pass waits for the GPU within each block: host time adds")
     overlap_exponent: PositiveFloat = Field(description="power mean of host and GPU time where it does not")
 
@@ -75,6 +77,10 @@ class MemoryHabits(_Section):
     saved_layer: PositiveFloat = Field(description="activations a layer keeps, no checkpointing, over the counted")
     optimizer_transient: NonNegativeFloat = Field(description="copies of the trained weights the optimizer makes")
     allocator: PositiveFloat = Field(description="reserved over allocated bytes, of what a step allocates")
+    doubles_sharded_inputs: bool = Field(description="sharded adapters keep a second copy of each layer's input")
+    quantized_stream_bytes: PositiveFloat = Field(
+        description="an element of the residual stream over 4-bit weights on one GPU. [byte]"
+    )
     context_bytes: NonNegativeFloat = Field(description="what the framework's GPU context takes. [byte]")
 
 
@@ -108,6 +114,8 @@ class SoftwareProfile(_Section):
     padding_multiple: PositiveInt = Field(description="batches are padded to a multiple of this. [token]")
     gradient_checkpointing: Literal["none", "selective", "full"]
     attention: Literal["flash", "sdpa", "eager"]
+    zero_stage: Literal[0, 1, 2, 3] = Field(description="what is sharded over data-parallel GPUs by habit")
+    sequence_parallel: bool = Field(description="tensor parallelism divides the norms' tokens as well, by habit")
     host: HostWork
     traffic: Traffic
     optimizer: OptimizerWork

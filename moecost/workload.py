@@ -43,10 +43,16 @@ class Layout:
     expert_parallel: FloatLike = 1.0
     zero_stage: int = 0
     offload: Literal["none", "optimizer", "parameters"] = "none"
+    sequence_parallel: bool = False  # tensor parallelism divides the norms' tokens as well
 
     @property
     def num_gpus(self) -> FloatLike:
         return self.data_parallel * self.tensor_parallel * self.pipeline_parallel * self.context_parallel
+
+    @property
+    def num_gpus_is_one(self) -> bool:
+        """All of it on one GPU, for plain numbers."""
+        return isinstance(self.num_gpus, float) and self.num_gpus == 1.0
 
     @property
     def shards(self) -> FloatLike:
@@ -63,6 +69,7 @@ class WeightUse:
     quantized: bool = False
     adapted: bool = False
     trained: bool = False
+    adapter_factor: float = 1.0  # adapters of how many times the rank (2: gate and up as one fused parameter)
 
 
 @dataclass(frozen=True, slots=True)
