@@ -11,6 +11,7 @@ from moecost.quantities import LayerKind, Matrix, Model
 from moecost.software import SoftwareProfile
 from moecost.workload import Block, WeightUse
 
+QKV: Final = frozenset({"q_proj", "k_proj", "v_proj"})
 KEYWORDS: Final = ("attention", "experts", "all-linear")
 """Target lists that can be said in one word."""
 
@@ -27,13 +28,22 @@ def adapt(
     targets : modules with adapters, names or one keyword; None without adapters.
     trains_all : all weights are trained.
     """
-    return _adapt(model, profile.experts_as_modules, profile.all_linear_skips, quantized, targets, trains_all)
+    return _adapt(
+        model,
+        profile.experts_as_modules,
+        profile.quantizes_experts,
+        profile.all_linear_skips,
+        quantized,
+        targets,
+        trains_all,
+    )
 
 
 @lru_cache(maxsize=512)
 def _adapt(
     model: Model,
     experts_as_modules: bool,
+    quantizes_experts: bool,
     all_linear_skips: tuple[str, ...],
     quantized: bool,
     targets: tuple[str, ...] | None,
@@ -44,7 +54,7 @@ def _adapt(
         return WeightUse(
             matrix,
             _layer(matrix),
-            quantized=quantized and seen,
+            quantized=quantized and (seen or (quantizes_experts and matrix.part == "expert")),
             adapted=targets is not None and seen and _is_target(matrix, targets, all_linear_skips),
             trained=trains_all,
         )
@@ -59,7 +69,10 @@ def _adapt(
 
 def unmatched_targets(model: Model, targets: Iterable[str]) -> list[str]:
     """Targets that name no matrix of the model: adapters pass over them."""
-    modules = [m.module for layers in model.layers for m in layers.matrices]
+    matrices = [m for layers in model.layers for m in layers.matrices]
+    modules = [m.module for m in matrices]
+    if any(m.kernel == "attention.qkv" for m in matrices):
+        modules += sorted(QKV)
     return [t for t in targets if t not in KEYWORDS and not any(matches(module, [t]) for module in modules)]
 
 
@@ -70,7 +83,10 @@ def _is_target(matrix: Matrix, targets: tuple[str, ...], all_linear_skips: tuple
         return bool(matches(matrix.module, ATTENTION_TARGETS))
     if targets == ("experts",):
         return matrix.part == "expert"
-    return bool(matches(matrix.module, targets))
+    if matches(matrix.module, targets):
+        return True
+    # names of separate projections where the model holds one fused matrix
+    return matrix.kernel == "attention.qkv" and bool(QKV & set(targets))
 
 
 def _layer(matrix: Matrix) -> LayerKind:

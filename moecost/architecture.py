@@ -233,7 +233,7 @@ class ModelSpec(SourcedSpec):
             return parameters.adapter_parameters(self.shape, rank=rank, targets=targets)
         from moecost.software import SoftwareProfile  # above this module: imported where it is used
 
-        profile = SoftwareProfile.load(software).for_model(self.model_type)
+        profile = SoftwareProfile.load(software).for_run(self.model_type)
         return parameters.adapter_parameters(
             self.shape,
             rank=rank,

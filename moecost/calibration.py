@@ -51,8 +51,11 @@ class Calibration(BaseModel):
     date: str
     coefficients: dict[str, Coefficient]
     covariance: dict[str, dict[str, float]] = Field(default={}, description="of the logarithms of the fitted ones")
-    architecture_factors: dict[str, Annotated[float, Field(gt=0)]] = Field(
-        default={}, description="factor on gemm_efficiency by GPU architecture"
+    architecture_factors: dict[str, dict[str, Annotated[float, Field(gt=0)]]] = Field(
+        default={}, description="factors on coefficients, by coefficient and GPU architecture"
+    )
+    software_factors: dict[str, Annotated[float, Field(gt=0)]] = Field(
+        default={}, description="factor on the step's time by software profile, shrunk to 1"
     )
     num_runs: int = 0
     in_sample_error: Share | None = None
@@ -99,9 +102,13 @@ class Calibration(BaseModel):
         text = yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=110)
         Path(path).write_text(text, encoding="utf-8")
 
-    def values(self, architecture: str | None = None) -> Coefficients:
-        """The numbers alone, for a GPU of that architecture."""
-        return _values(self, architecture)
+    def values(self, architecture: str | None = None, software: str | None = None) -> Coefficients:
+        """The numbers alone, for a GPU of that architecture and a profile."""
+        plain = {name: c.value for name, c in self.coefficients.items()}
+        for name, factors in self.architecture_factors.items():
+            plain[name] *= factors.get(architecture or "", 1.0)
+        plain["time_factor"] *= self.software_factors.get(software or "", 1.0)
+        return Coefficients(**plain)
 
     def with_values(self, values: Mapping[str, float]) -> Calibration:
         """The same with some coefficients replaced."""
@@ -134,9 +141,3 @@ def _read(path: Path) -> Calibration:
         return Calibration.model_validate(read_yaml(path))
     except ValidationError as error:
         raise InvalidInputError(f"{path}: {explain(error, Calibration)}") from None
-
-
-def _values(calibration: Calibration, architecture: str | None) -> Coefficients:
-    plain = {name: c.value for name, c in calibration.coefficients.items()}
-    plain["gemm_efficiency"] *= calibration.architecture_factors.get(architecture or "", 1.0)
-    return Coefficients(**plain)

@@ -54,8 +54,9 @@ class _Case:
 
     def log_error(self, c: Coefficients) -> float:
         """ln(measured / predicted) of the time that was measured."""
-        factor = self.resolved.calibration.architecture_factors.get(self.resolved.gpu.architecture, 1.0)
-        c = replace(c, gemm_efficiency=c.gemm_efficiency * factor)
+        for name, factors in self.resolved.calibration.architecture_factors.items():
+            factor = factors.get(self.resolved.gpu.architecture, 1.0)
+            c = replace(c, **{name: getattr(c, name) * factor})
         step = float(step_times(self.resolved.workload, self.times.batches, self.resolved.profile, c).seconds)
         return math.log(self.measured() / (step + self.saves_s / self.steps))
 

@@ -76,7 +76,7 @@ def moments(
     optimizer = stepped * recipe.optimizer_bytes if on_host == "none" else 0.0
     flight = np.minimum(layout.pipeline_parallel, recipe.gradient_accumulation_steps) / layout.pipeline_parallel
     kept = flight * saved_activations(workload, habits, sequences=sequences, padded_length=padded_length)
-    inputs = flight * quantized_inputs(workload, tokens=tokens) if habits.keeps_quantized_inputs else 0.0
+    inputs = flight * quantized_inputs(workload, tokens=tokens) if recipe.keeps_inputs else 0.0
     live = live_layer(workload, habits, sequences=sequences, padded_length=padded_length)
     expanded = max((u.matrix.weights for _, u in workload.uses() if u.quantized), default=0) * recipe.compute_bytes
     per_logit = habits.logits_full_tuning if recipe.trains_all else habits.logits

@@ -27,7 +27,7 @@ from moecost.footprint import REPLICATED, adapter_size, cut
 from moecost.experts import LOAD_WEIGHTS, experts_touched, load_variation, rows_of_experts
 from moecost.quantities import LayerKind
 from moecost.roofline import gemm_compute_time, gemm_flops
-from moecost.software import HostWork, Launches, SoftwareProfile, Traffic
+from moecost.software import Grouped, HostWork, Launches, SoftwareProfile, Traffic
 from moecost.workload import Batches, Block, Device, Layout, Recipe, WeightUse, Workload, experts_per_token
 
 SM_BUSY: Final = 0.95
@@ -90,6 +90,7 @@ class _Context:
     tokens: FloatLike
     layout: Layout
     per_step: FloatLike
+    grouped: Grouped | None  # how experts run in one product; None: one by one
     products: dict[tuple[float, ...], Any] = field(default_factory=dict)
 
     def elementwise(self, forward_bytes: FloatLike, launches: FloatLike = 1.0, host: FloatLike = 0.0) -> Work:
@@ -139,9 +140,12 @@ class _Context:
         across = np.minimum(inside, d.network_bytes_per_s * c.network_share)
         return sent_bytes / np.where(span <= d.gpus_per_node, inside, across)
 
-    def transfer(self, kernel: str, layer: LayerKind, forward: FloatLike, backward: FloatLike, again: bool) -> Operator:
-        """Transfers of `forward` and `backward` seconds: beside the GPU's work over PCIe, in its way over NVLink."""
-        if self.device.link_is_pcie:
+    def transfer(
+        self, kernel: str, layer: LayerKind, forward: FloatLike, backward: FloatLike, again: bool, hidden: bool = False
+    ) -> Operator:
+        """Transfers of `forward` and `backward` seconds: beside the GPU's work over PCIe or where a stack hides them,
+        in its way else."""
+        if self.device.link_is_pcie or hidden:
             return Operator(kernel, layer, Work(stream=forward), Work(stream=backward), again)
         return Operator(kernel, layer, Work(wire=forward), Work(wire=backward), again)
 
@@ -159,6 +163,7 @@ def operators(
         as_float(batches.tokens / workload.layout.context_parallel),
         workload.layout,
         batches.per_step,
+        profile.grouped if profile.experts == "grouped" else None,
     )
     out = list(_embedding(context, workload))
     for block in workload.blocks:
@@ -355,11 +360,13 @@ def _experts(context: _Context, block: Block) -> Iterator[Operator]:
     spread = rows_of_experts(mean_rows=rows, variation=variation) if np.any(np.asarray(variation) > 0) else None
     for use in block.uses:
         if use.matrix.part == "expert":
-            yield from _products(context, use, n, rows, touched, spread)
+            products = _products(context, use, n, rows, touched, spread)
+            yield from (_in_one_group(context, op, rows, touched) for op in products) if context.grouped else products
     per_f = t.activation if experts.gated else t.activation_ungated
     yield context.both_ways("expert.activation", "moe", n * pairs * experts.intermediate_size * per_f / context.layout.tensor_parallel, 2 * n * touched)
     routed = context.elementwise(n * pairs * experts.hidden_size * t.routed, 3 * n * touched)
-    calls = n * touched
+    calls = n * touched if context.grouped is None else float(n)
+    expert = host.expert if context.grouped is None else context.grouped.launches
     yield Operator(
         "expert.dispatch",
         "moe",
@@ -368,7 +375,7 @@ def _experts(context: _Context, block: Block) -> Iterator[Operator]:
             0.0,
             routed.bytes,
             routed.launches,
-            calls * host.expert.forward,
+            calls * expert.forward,
             n * pairs * host.index_s_per_pair,
         ),
         Work(
@@ -376,9 +383,27 @@ def _experts(context: _Context, block: Block) -> Iterator[Operator]:
             0.0,
             routed.bytes * t.backward_passes,
             routed.launches,
-            calls * host.expert.backward,
+            calls * expert.backward,
         ),
     )
+
+
+def _in_one_group(context: _Context, op: Operator, rows: FloatLike, calls: FloatLike) -> Operator:
+    """A product of all experts of a layer in one launch: slower on few rows, one host call instead of one an expert."""
+    grouped = context.grouped
+    assert grouped is not None
+    slower = (1.0 + grouped.half_rows / rows) / grouped.efficiency if op.kernel in EXPERT_PRODUCTS else 1.0
+
+    def one(work: Work) -> Work:
+        return replace(
+            work, seconds=work.seconds * slower, launches=work.launches / calls, host=work.host / calls,
+            sm=np.minimum(work.sm / np.maximum(slower, 1.0), 1.0),
+        )  # fmt: skip
+
+    return replace(op, forward=one(op.forward), backward=one(op.backward))
+
+
+EXPERT_PRODUCTS: Final = frozenset({"expert.w1", "expert.w2", "expert.w3"})
 
 
 def _dense(context: _Context, block: Block) -> Iterator[Operator]:
@@ -429,12 +454,14 @@ def _transfers(context: _Context, workload: Workload, block: Block) -> Iterator[
     """
     recipe, layout, n = context.recipe, context.layout, block.count
     kinds = dict.fromkeys(use.layer for use in block.uses)
+    across = bool(np.all(np.asarray(layout.num_gpus > context.device.gpus_per_node)))
+    hides = context.host.hides_gathers or across  # nobody waits for a slow network where it can be helped
     for layer in kinds:
         uses = [use for use in block.uses if use.layer == layer]
         held = sum(_held_bytes(workload, use) for use in uses)
         if layout.zero_stage >= 3:
             gathered = context.wire_s(n * gather_bytes(buffer_bytes=held, num_gpus=layout.shards), layout.num_gpus)
-            yield context.transfer("weights.gather", layer, gathered, gathered, False)
+            yield context.transfer("weights.gather", layer, gathered, gathered, False, hides)
         if layout.offload == "parameters":
             seconds = n * held / (context.device.host_link_bytes_per_s * context.coefficients.host_link_share)
             yield Operator("weights.stream", layer, Work(stream=seconds), Work(stream=seconds))
@@ -444,7 +471,7 @@ def _transfers(context: _Context, workload: Workload, block: Block) -> Iterator[
         )
         seconds = context.wire_s(reduced, layout.num_gpus)
         seconds = seconds if layout.zero_stage >= 3 else seconds / context.per_step
-        yield context.transfer("gradients.reduce", layer, 0.0, seconds, False)
+        yield context.transfer("gradients.reduce", layer, 0.0, seconds, False, hides)
         if np.any(np.asarray(layout.tensor_parallel) > 1):
             sent = tensor_parallel_bytes(
                 tokens=context.tokens,

@@ -110,7 +110,7 @@ def resolve(job: Job) -> Resolved:
     _refuse_what_is_not_modelled(job)
     notes: list[str] = []
     model = _model(job, notes)
-    profile = SoftwareProfile.load(job.software).for_model(model.model_type)
+    profile = _profile(job, model, notes)
     notes += profile_notes(profile)
     gpu = _gpu(job, notes)
     calibration = _calibration(job, profile)
@@ -132,7 +132,7 @@ def resolve(job: Job) -> Resolved:
         dataset=dataset,
         profile=profile,
         calibration=calibration,
-        coefficients=calibration.values(gpu.architecture),
+        coefficients=calibration.values(gpu.architecture, profile.name),
         workload=workload,
         lengths=lengths,
         sequence_length=sequence_length,
@@ -210,6 +210,16 @@ def _layout(job: Job, profile: SoftwareProfile, notes: list[str]) -> Layout:
         offload="parameters" if job.offload == "parameters" else "optimizer" if job.offload == "optimizer" else "none",
         sequence_parallel=bool(job.sequence_parallel or (job.sequence_parallel is None and profile.sequence_parallel)),
     )
+
+
+def _profile(job: Job, model: ModelSpec, notes: list[str]) -> SoftwareProfile:
+    """The stack as it runs this model with the kernels that the job names; unknown kernels are noted."""
+    stack = SoftwareProfile.load(job.software)
+    kernels = [k.strip() for k in (job.fused_kernels or "").split(";") if k.strip()]
+    unknown = [k for k in kernels if k not in stack.fused]
+    if unknown:
+        notes.append(f"fused_kernels {', '.join(unknown)} are not known to {stack.name} and change nothing")
+    return stack.for_run(model.model_type, (*(["compile"] if job.compile else []), *kernels))
 
 
 def _model(job: Job, notes: list[str]) -> ModelSpec:
@@ -305,7 +315,10 @@ def _recipe(job: Job, profile: SoftwareProfile, notes: list[str]) -> Recipe:
     adapter = profile.memory.adapter_bytes
     optimizer = OPTIMIZERS[job.optimizer]
     trained = adapter if job.adapts else held.bytes
-    state = optimizer.states * (trained if optimizer.element_bytes is None else optimizer.element_bytes)
+    mixed = profile.memory.master_bytes > 0 and trained < 4.0  # 16-bit weights with fp32 copies
+    wide = 4.0 if mixed else trained
+    state = optimizer.states * (wide if optimizer.element_bytes is None else optimizer.element_bytes)
+    state += profile.memory.master_bytes if mixed else 0.0
     checkpointing = job.gradient_checkpointing or profile.gradient_checkpointing
     attention: Attention = job.attention or profile.attention
     if checkpointing == "selective" and attention == "eager":
@@ -317,13 +330,14 @@ def _recipe(job: Job, profile: SoftwareProfile, notes: list[str]) -> Recipe:
         quantized_bytes=held.bytes,
         compute_bytes=float(compute),
         adapter_bytes=adapter,
-        gradient_bytes=trained,
+        gradient_bytes=profile.memory.gradient_bytes if mixed and profile.memory.gradient_bytes else trained,
         optimizer_bytes=state,
         recompute=1.0 if checkpointing == "full" else 0.0,
         trains_all=not job.adapts,
         attention="flash" if checkpointing == "selective" else attention,
         gradient_accumulation_steps=_likely_accumulation(job),
         decomposes_weights=job.method == "dora",
+        keeps_inputs=profile.memory.keeps_quantized_inputs and _weight_dtype(job).startswith("nf4"),
         stream_bytes=(
             profile.memory.quantized_stream_bytes if held.quantized and job.num_gpus == 1 else float(compute)
         ),

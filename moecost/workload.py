@@ -114,6 +114,7 @@ class Recipe:
     attention: Attention
     gradient_accumulation_steps: FloatLike = 1.0
     decomposes_weights: bool = False  # DoRA
+    keeps_inputs: bool = False  # 4-bit linears keep their inputs through checkpointing
     stream_bytes: float = 2.0  # an element of the residual stream
     casts_weights: bool = False  # weights are held wider than they are computed with (autocast)
 
