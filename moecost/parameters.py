@@ -118,40 +118,52 @@ def _stays_linear(matrix: Matrix) -> bool:
     return matrix.is_linear and not matrix.fused
 
 
+def _with_head(model: Model) -> Iterator[tuple[int, Matrix]]:
+    yield from layer_matrices(model)
+    yield 1, model.head
+
+
 def _match(model: Model, names: tuple[str, ...], linear: Callable[[Matrix], bool]) -> Match:
-    """Matching by module name, one adapter a matrix; `experts` names the fused ones as well."""
+    """Matching by module name, one adapter a matrix; dotted names reach the fused parameters of experts as well."""
     found: set[str] = set()
     chosen = []
-    for count, matrix in layer_matrices(model):
-        hits = [name for name in names if _names(name, matrix, linear)]
+    for count, matrix in _with_head(model):
+        hits = [name for name in names if _names(name, matrix, linear(matrix))]
         found.update(hits)
         if hits:
             chosen.append((count, matrix, 1))
-    return Match(tuple(_one_adapter_a_parameter(chosen)), tuple(n for n in names if n not in found))
+    return Match(tuple(_one_adapter_a_parameter(chosen, linear)), tuple(n for n in names if n not in found))
 
 
-def _names(name: str, matrix: Matrix, linear: Callable[[Matrix], bool]) -> bool:
+def _names(name: str, matrix: Matrix, is_linear: bool) -> bool:
     if name == "experts":
         return matrix.part == "expert"
-    return linear(matrix) and (name == "all-linear" or bool(matches(matrix.module, (name,))))
+    if name == "all-linear":
+        return is_linear and matrix.part != "head"
+    if is_linear:
+        return bool(matches(matrix.module, (name,)))
+    return matrix.part == "expert" and "." in name and bool(matches(_parameter(matrix), (name,)))
+
+
+def _parameter(matrix: Matrix) -> str:
+    """Path of the fused parameter that holds an expert matrix (`mlp.experts.gate_up_proj`)."""
+    module = matrix.module
+    return f"{module.split('.*')[0] if '*' in module else module.rpartition('.')[0]}.{matrix.fused}"
 
 
 def _leaf(name: str) -> str:
     return name.rsplit(".", 1)[-1]
 
 
-def _one_adapter_a_parameter(chosen: list[tuple[int, Matrix, int]]) -> Iterator[tuple[int, Matrix, int]]:
-    """Gate and up that are one parameter of the class get one adapter."""
-    pending: dict[str, tuple[int, Matrix, int]] = {}
+def _one_adapter_a_parameter(
+    chosen: list[tuple[int, Matrix, int]], linear: Callable[[Matrix], bool]
+) -> Iterator[tuple[int, Matrix, int]]:
+    """Gate and up that are one parameter in this stack get one adapter."""
     for count, matrix, factor in chosen:
-        if matrix.kernel == "expert.w1" and not matrix.is_linear and "*" not in matrix.module:
-            pending[matrix.module] = count, matrix, factor
-        elif matrix.kernel == "expert.w3" and matrix.module in pending:
-            yield count, _gate_and_up(matrix), factor
-            del pending[matrix.module]
-        else:
-            yield count, matrix, factor
-    yield from pending.values()
+        together = matrix.fused == "gate_up_proj" and not linear(matrix)
+        if together and matrix.kernel == "expert.w3":
+            continue  # counted with the gate
+        yield count, _gate_and_up(matrix) if together else matrix, factor
 
 
 def _gate_and_up(matrix: Matrix) -> Matrix:
@@ -160,26 +172,29 @@ def _gate_and_up(matrix: Matrix) -> Matrix:
 
 def _match_fused(model: Model, names: tuple[str, ...]) -> Match:
     """PEFT 0.21 on transformers 5, families whose expert names it turns into adapters on the fused parameters."""
-    matrices = list(layer_matrices(model))
+    matrices = list(_with_head(model))
     everything = "all-linear" in names
     moved = {_leaf(m.module) for _, m in matrices if m.fused} | {"gate"}
     wanted = set(moved) if everything else {_leaf(name) for name in names} & moved
-    plain = tuple(name for name in names if _leaf(name) not in moved and name != "experts")
+    direct = [n for n in names if any(m.part == "expert" and _names(n, m, False) for _, m in matrices)]
+    plain = tuple(name for name in names if _leaf(name) not in moved and name not in direct)
     found = {name for name in names if _leaf(name) in wanted}
     chosen = []
     for count, matrix in matrices:
-        if matrix.fused and (_leaf(matrix.module) in wanted or ("experts" in names and matrix.part == "expert")):
-            found.add("experts")
+        straight = [n for n in direct if matrix.part == "expert" and _names(n, matrix, False)]
+        if matrix.fused and (_leaf(matrix.module) in wanted or straight):
+            found.update(straight)
             if matrix.kernel == "expert.w3":
                 continue
             factor = 1
             if matrix.kernel == "expert.w1" and matrix.fused == "gate_up_proj":
                 branches = {_leaf(m.module) for _, m in matrices if m.fused == matrix.fused}
-                factor = len(branches) if everything or "experts" in names else len(branches & wanted)
+                whole = everything or "experts" in names
+                factor = len(branches) if whole else 1 if straight else len(branches & wanted)
                 matrix = _gate_and_up(matrix)
             chosen.append((count, matrix, factor))
         elif not matrix.fused and matrix.is_linear and _leaf(matrix.module) not in moved:
-            hits = [name for name in plain if name == "all-linear" or matches(matrix.module, (name,))]
+            hits = [name for name in plain if _names(name, matrix, True)]
             found.update(hits)
             if hits:
                 chosen.append((count, matrix, 1))

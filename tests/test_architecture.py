@@ -172,6 +172,7 @@ def test_keywords_and_unmatched_names() -> None:
     assert MIXTRAL.trainable_parameters(8, ["nothing"]) == 0
     assert MIXTRAL.trainable_parameters(8, ["self_attn.q_proj"]) == 8 * 32 * 8192
     assert MIXTRAL.trainable_parameters(8, ["proj"]) == 0  # a suffix only after a dot
+    assert MIXTRAL.trainable_parameters(8, ["lm_head"]) == 8 * (4096 + 32000)  # the head only by name
 
 
 def test_fused_gate_and_up_take_twice_the_rank() -> None:
@@ -180,7 +181,10 @@ def test_fused_gate_and_up_take_twice_the_rank() -> None:
     wanted = 32 * 8 * (8 * (2 * (h + 2 * f) + f + h) + (h + 8))
     assert MIXTRAL.trainable_parameters(8, ["w1", "w2", "w3", "gate"]) == wanted
     gpt_oss = ModelSpec.from_hf(CONFIGS / "openai__gpt-oss-20b.json")
-    assert gpt_oss.trainable_parameters(8, ["gate_up_proj"]) == 0
+    assert gpt_oss.trainable_parameters(8, ["gate_up_proj"]) == 0  # no module of that name
+    assert gpt_oss.trainable_parameters(8, ["experts.gate_up_proj"]) == 24 * 32 * 8 * (2880 + 5760)
+    assert MIXTRAL.trainable_parameters(8, ["experts.gate_up_proj"]) == 32 * 8 * 8 * (h + 2 * f)
+    assert MIXTRAL.trainable_parameters(8, "experts") == 32 * 8 * 8 * (2 * (h + 2 * f) + f + h)
     assert gpt_oss.trainable_parameters(8, "experts") == 24 * 32 * 8 * ((2880 + 5760) + (2880 + 2880))
 
 

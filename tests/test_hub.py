@@ -209,7 +209,7 @@ def test_files_that_are_no_config(tmp_path: Path) -> None:
 
 
 def test_every_family_is_reached_by_one_table() -> None:
-    tables = (hub.ORDINARY, hub.IRREGULAR, hub.HYBRIDS)
+    tables = (hub.ORDINARY, hub.IRREGULAR, hub.HYBRIDS, hub.RECENT)
     names = [name for table in tables for name in table]
     assert len(names) == len(set(names))
     assert set(hub.SAME_AS.values()) <= set(names)
@@ -226,15 +226,9 @@ VALUES = st.one_of(
     st.lists(st.integers(0, 9), max_size=4),
     st.recursive(st.integers(0, 3), lambda inner: st.dictionaries(st.sampled_from("ab"), inner), max_leaves=4),
 )
-EXTRA = tuple(
-    [
-        "num_experts",
-        "num_experts_per_tok",
-        "head_dim",
-        "kv_lora_rank",
-        "layer_types",
-        "text_config",
-        "vision_config",
+EXTRA = (
+    *("num_experts", "num_experts_per_tok", "head_dim", "kv_lora_rank", "layer_types", "text_config", "vision_config"),
+    *(
         "moe_layer_freq",
         "mlp_only_layers",
         "model_type",
@@ -242,7 +236,7 @@ EXTRA = tuple(
         "sliding_window",
         "block_configs",
         "odd_size",
-    ]
+    ),
 )
 
 

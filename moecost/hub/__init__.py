@@ -1,6 +1,7 @@
 """`config.json` of a Hugging Face model -> a model in plain numbers.
 
-`families` holds what is an ordinary decoder as one line each, `irregular` and `hybrids` what needs code of its own.
+`families` holds what is an ordinary decoder as a line of traits each; `irregular`, `hybrids` and `recent` what needs a
+reader of its own, made of the same parts.
 """
 
 from __future__ import annotations
@@ -9,16 +10,19 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from moecost.errors import InvalidInputError, MoECostError, UnsupportedModelError
-from moecost.hub import vision
+from moecost.errors import InvalidInputError, UnsupportedModelError
 from moecost.hub.decoder import Traits, ordinary, unsupported
 from moecost.hub.families import LLAMA, ORDINARY
 from moecost.hub.hybrids import HYBRIDS
 from moecost.hub.irregular import IRREGULAR
-from moecost.hub.reader import ALIASES, SPELLINGS, Reader, text_config
+from moecost.hub.reader import Reader, text_config
+from moecost.hub.recent import RECENT
 from moecost.quantities import Model
 
 OnUnknown = Literal["raise", "approximate"]
+
+OWN: dict[str, Callable[[Reader], Model]] = {**HYBRIDS, **IRREGULAR, **RECENT}
+"""Families with a reader of their own."""
 
 SAME_AS = {
     "phi-msft": "phi",
@@ -80,7 +84,7 @@ def loads_vision(family: str | None) -> bool:
 
 
 def _known(kind: str) -> bool:
-    return kind in ORDINARY or kind in HYBRIDS or kind in IRREGULAR
+    return kind in ORDINARY or kind in OWN
 
 
 def read(config: Mapping[str, Any], on_unknown: OnUnknown = "raise") -> Reading:
@@ -99,10 +103,11 @@ def read(config: Mapping[str, Any], on_unknown: OnUnknown = "raise") -> Reading:
         notes.append(f"The model type {family!r} is not known: read as an ordinary decoder.")
     if "vision_config" in config and not loads_vision(family):
         notes.append("The vision tower is left out: the class of the language model does not load it.")
+    if isinstance(config.get("quantization_config"), Mapping):
+        method = str(config["quantization_config"].get("quant_method", "quantized"))
+        notes.append(f"The checkpoint is stored as {method:.20}; how a run holds its weights is another matter.")
     r = Reader(config, dict(traits.defaults))
-    reader: Callable[[Reader], Model] = (
-        HYBRIDS.get(family or "") or IRREGULAR.get(family or "") or ordinary(traits if family else _as_written(r))
-    )
+    reader: Callable[[Reader], Model] = OWN.get(family or "") or ordinary(traits if family else _as_written(r))
     model = reader(r)
     unread = r.unread()
     if unread and not approximate:
@@ -120,4 +125,4 @@ def _as_written(r: Reader) -> Traits:
     return ORDINARY["deepseek_v2"] if r.values.get("kv_lora_rank") else LLAMA
 
 
-__all__ = ["ALIASES", "SPELLINGS", "MoECostError", "OnUnknown", "Reading", "family_of", "read", "text_config", "vision"]
+__all__ = ["OnUnknown", "Reading", "family_of", "loads_vision", "read"]

@@ -89,7 +89,8 @@ def ordinary(t: Traits) -> Callable[[Reader], Model]:
         hidden = r.whole("hidden_size")
 
         def layer(kind: tuple[int | None, tuple[int, ...]]) -> c.Component:
-            return mixer(r, t, kind[0]) + feed_forward.build(kind[1]) + norms(r, t, hidden)
+            activation = c.vectors(2 if r.get("hidden_act") == "xielu" else 0)  # the one with parameters
+            return mixer(r, t, kind[0]) + feed_forward.build(kind[1]) + norms(r, t, hidden) + activation
 
         return assemble(r, t, kinds, layer, vision=tower(r) if t.vision else NO_TOWER)
 
@@ -231,7 +232,7 @@ def sparse_layers(r: Reader) -> list[bool]:
         return [False] * n
     types = r.each("mlp_layer_types")
     if types is not None:
-        return [kind == "sparse" for kind in types]
+        return [kind in ("sparse", "moe", "hash_moe") for kind in types]
     listed = r.many("moe_layers")
     if listed is not None:
         return [i in listed for i in range(n)]

@@ -88,16 +88,17 @@ LLAMA4_DEFAULTS = (
 )
 PHI3 = replace(PLAIN, attention=("self_attn.qkv_proj", "self_attn.o_proj"), mlp=FUSED_GATE_UP)
 HUNYUAN_EXPERTS = Experts(
+    num_shared=1,
     router="mlp.gate.wg",
     router_fused="",
     shared=tuple(name.replace("mlp.", "mlp.shared_mlp.") for name in c.GATE_UP_DOWN),
 )
-MINIMAX_EXPERTS = BLOCK_SPARSE
 
 ORDINARY: dict[str, Traits] = {
     # Llama and its kin
     "llama": LLAMA,
     "aquila": LLAMA,
+    "apertus": replace(LLAMA, gated=False, qk_norm="head", mlp_bias=False),
     "arcee": replace(LLAMA, gated=False),
     "baichuan": replace(PLAIN, attention=("self_attn.W_pack", "self_attn.o_proj")),  # Hub code
     "internlm2": replace(  # Hub code
@@ -232,7 +233,7 @@ ORDINARY: dict[str, Traits] = {
         fused_adapters=True,
         experts=Experts(vectors=1),
     ),
-    "mimo": replace(QWEN2),  # Hub code; the extra layers for multi-token prediction are not loaded
+    "mimo": QWEN2,  # Hub code; the extra layers for multi-token prediction are not loaded
     "exaone4": replace(PLAIN, qk_norm="head", pattern=4),
     "exaone_moe": replace(PLAIN, qk_norm="head", pattern=4, experts=DEEPSEEK_EXPERTS, fused_adapters=True),
     # older forms

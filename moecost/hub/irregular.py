@@ -312,11 +312,6 @@ def mimo_v2(r: Reader) -> Model:
     return assemble(r, traits, list(zip(types, feed_forward.kinds, strict=True)), layer)
 
 
-def longcat(r: Reader) -> Model:
-    """LongCat-Flash: two attentions and two dense feed-forwards a layer, beside experts some of which do nothing."""
-    raise UnsupportedModelError("model_type 'longcat_flash' is not understood")
-
-
 def gemma4(r: Reader) -> Model:
     """Gemma 4: wider heads in full-attention layers, values that are keys, a dense MLP beside the experts."""
     hidden, number = r.whole("hidden_size"), r.whole("num_attention_heads", 8)

@@ -47,9 +47,9 @@ _NO_SHAPE = frozenset(
         # multi-token prediction, which tuning does not load
         "num_nextn_predict_layers mtp_num_hidden_layers mtp_num_layers num_mtp_modules mtp_transformer_layers",
         # routing rules
-        "n_group topk_group ep_size moe_jitter_eps moe_loss_weight moe_norm_min moe_gate_norm_std moe_lambda",
+        "n_group topk_group num_expert_group ep_size moe_jitter_eps moe_loss_weight moe_norm_min moe_gate_norm_std",
         "moe_aux_loss_coeff moe_capacity moe_eval_capacity_factor moe_train_capacity_factor moe_min_capacity",
-        "moe_router_topk_scaling_factor moe_expert_parallelism moe_group_experts",
+        "moe_router_topk_scaling_factor moe_expert_parallelism moe_group_experts moe_lambda",
         # positions, and windows that other fields turn on
         "max_position_embeddings n_positions max_seq_len max_window_layers no_rope_layers no_rope_layer_interval",
         "nope_layer_interval rotary_dim qk_head_dim n_ctx sliding_window_size attention_sink_size",
@@ -153,11 +153,11 @@ class Reader:
         return [as_whole(name, v, low, MAX_SIZE) for v in values]
 
     def unread(self) -> list[str]:
-        """Fields that look like a part of the shape and that nothing asked for."""
+        """Fields that look like a part of the language model's shape and that nothing asked for."""
         known = self.used | _NO_SHAPE
         return sorted(
             str(k)
-            for k, v in self.values.items()
+            for k, v in text_config(self.outer).items()
             if k not in known and isinstance(k, str) and _SHAPES.search(k) and _says_something(v)
         )
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from moecost.errors import UnsupportedModelError
-from moecost.hub.reader import MAX_LAYERS, Reader
+from moecost.hub.reader import MAX_LAYERS, Reader, as_whole
 
 
 @dataclass(frozen=True)
@@ -103,6 +103,27 @@ def siglip(v: Reader, text_hidden: int) -> Tower:
     return layer * _depth(v, 12) + Tower(embeddings + 2 * h + h * text_hidden + h) + pooling
 
 
+def pixtral(v: Reader, text_hidden: int) -> Tower:
+    """Pixtral with Mistral 3's projector."""
+    h, f, patch = v.whole("hidden_size", 1024), v.whole("intermediate_size", 4096), v.whole("patch_size", 16)
+    layer = linear(h, h, False) * 4 + gated(h, f) + Tower(2 * h)
+    merger = linear(h * v.whole("spatial_merge_size", 2) ** 2, h, False)
+    bias = v.flag("multimodal_projector_bias")
+    projector = merger + linear(h, text_hidden, bias) + linear(text_hidden, text_hidden, bias)
+    return layer * _depth(v, 24) + Tower(3 * patch**2 * h + 2 * h) + projector
+
+
+def kimi(v: Reader, text_hidden: int) -> Tower:
+    """The tower of Kimi K2.5: layer norms, learned positions, a projector over merged patches."""
+    h, f, patch = v.whole("hidden_size", 1152), v.whole("intermediate_size", 4304), v.whole("patch_size", 14)
+    layer = linear(h, h) * 4 + two(h, f) + Tower(4 * h)
+    positions = v.whole("pos_emb_height", 64) * v.whole("pos_emb_width", 64)
+    rows, columns = (as_whole("merge_kernel_size", n, 1, 64) for n in (v.many("merge_kernel_size") or [2, 2])[:2])
+    wide = h * rows * columns
+    rest = 3 * patch**2 * h + h + positions * h + 4 * h
+    return layer * _depth(v, 27) + Tower(rest) + two(wide, wide, text_hidden)
+
+
 def _depth(v: Reader, default: int) -> int:
     name = "depth" if v.get("depth") is not None else "num_hidden_layers"
     return v.whole(name, default, high=MAX_LAYERS)
@@ -123,6 +144,8 @@ TOWERS: dict[str, Callable[[Reader, int], Tower]] = {
     "glm4v_moe": glm4,
     "siglip": siglip,
     "gemma3": siglip,
+    "pixtral": pixtral,
+    "kimi_k25": kimi,
 }
 """By `model_type` of the tower, less an ending `_vision` or `_vision_model`."""
 
@@ -136,4 +159,5 @@ def tower(r: Reader) -> Tower:
     kind = str(kind).removesuffix("_model").removesuffix("_vision")
     if kind not in TOWERS:
         raise UnsupportedModelError(f"model config: a vision tower of type {kind!r:.60} is not understood")
-    return TOWERS[kind](Reader(config), r.whole("hidden_size"))
+    outer = {k: r.outer[k] for k in ("spatial_merge_size", "multimodal_projector_bias") if k in r.outer}
+    return TOWERS[kind](Reader({**outer, **config}), r.whole("hidden_size"))

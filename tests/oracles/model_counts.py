@@ -28,11 +28,13 @@ def build(config: Any) -> Any:
     import torch
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
+    # batched products run the chosen experts on the meta device, where a loop finds none
+    eager = {"attn_implementation": "eager", "experts_implementation": "batched_mm"}
     with torch.device("meta"):
         try:
-            return AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+            return AutoModelForCausalLM.from_config(config, **eager)
         except ValueError:
-            return AutoModelForImageTextToText.from_config(config, attn_implementation="eager")
+            return AutoModelForImageTextToText.from_config(config, **eager)
 
 
 def total(model: Any) -> int:
@@ -54,8 +56,15 @@ def flops(model: Any, tokens: int) -> tuple[int, int]:
     from torch.utils.flop_counter import FlopCounterMode
 
     ids = torch.zeros((1, tokens), dtype=torch.long, device="meta")
-    with FlopCounterMode(display=False) as forward:
-        out = model(input_ids=ids, use_cache=False).logits
+    mask = torch.zeros((1, 1, tokens, tokens), device="meta", dtype=model.dtype)  # a mask cannot be made on meta
+    kinds = dict.fromkeys(("full_attention", "sliding_attention", "chunked_attention"), mask)
+    for given in (mask, kinds):
+        try:
+            with FlopCounterMode(display=False) as forward:
+                out = model(input_ids=ids, position_ids=ids, attention_mask=given, use_cache=False).logits
+            break
+        except (TypeError, RuntimeError, AttributeError, KeyError):
+            continue
     with FlopCounterMode(display=False) as backward:
         out.sum().backward()
     return forward.get_total_flops(), backward.get_total_flops()
