@@ -33,7 +33,8 @@ def trained_elements(workload: Workload) -> tuple[FloatLike, int, float]:
         count, tensors = all_parameters(workload), sum(n * use.matrix.copies for n, use in workload.uses())
         return float(count), tensors, recipe.weight_bytes
     tensors = 2 * sum(n * u.matrix.copies for n, u in workload.uses() if u.adapted)
-    return sum(n * adapter_size(workload, u) for n, u in workload.uses()), tensors, recipe.adapter_bytes
+    size = sum(n * adapter_size(workload, u) for n, u in workload.uses())
+    return size + recipe.rank * workload.elsewhere_width, tensors, recipe.adapter_bytes
 
 
 def adapter_size(workload: Workload, use: WeightUse) -> FloatLike:
@@ -41,7 +42,7 @@ def adapter_size(workload: Workload, use: WeightUse) -> FloatLike:
     if not use.adapted:
         return 0.0
     m, recipe = use.matrix, workload.recipe
-    each = recipe.rank * (m.in_features + m.out_features) * use.adapter_factor
+    each = recipe.rank * use.adapter_width
     return m.copies * (each + m.out_features if recipe.decomposes_weights else each)
 
 
@@ -49,7 +50,8 @@ def trained_per_gpu(workload: Workload, *, sharded: bool) -> FloatLike:
     """Trained weights whose states one GPU holds; `sharded` over the data-parallel GPUs or not."""
     if workload.recipe.trains_all:
         return per_gpu(workload, lambda u: u.matrix.parameters, vector_parameters(workload), sharded=sharded)
-    return per_gpu(workload, lambda u: adapter_size(workload, u), 0.0, sharded=sharded)
+    rest = workload.recipe.rank * workload.elsewhere_width
+    return per_gpu(workload, lambda u: adapter_size(workload, u), rest, sharded=sharded)
 
 
 def per_gpu(

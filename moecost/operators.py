@@ -247,9 +247,9 @@ def _adapter(context: _Context, use: WeightUse, n: FloatLike, rows: FloatLike) -
     """Low-rank products are bound by the traffic of their wide side."""
     m, t, host = use.matrix, context.traffic, context.host.adapter
     units = 2.0 * n * context.host.sharded_adapter_s if context.layout.zero_stage >= 3 else 0.0
-    flops = gemm_flops(rows=rows, in_features=m.in_features + m.out_features, out_features=context.recipe.rank)
+    flops = gemm_flops(rows=rows, in_features=use.adapter_width, out_features=context.recipe.rank)
     moved = rows * (t.adapter_input * m.in_features + t.adapter_output * m.out_features) / context.layout.tensor_parallel
-    moved = moved + context.recipe.adapter_bytes * context.recipe.rank * (m.in_features + m.out_features)
+    moved = moved + context.recipe.adapter_bytes * context.recipe.rank * use.adapter_width
     if context.recipe.decomposes_weights:
         moved = moved + DORA_BYTES * m.weights
     forward = context.elementwise(n * moved, 2 * n, n * host.forward)

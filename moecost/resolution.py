@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 
 from moecost import catalog
-from moecost.adaptation import adapt, unmatched_targets
+from moecost.adaptation import Adaptation, adapt
 from moecost.architecture import ModelSpec
 from moecost.calibration import Calibration
 from moecost.coefficients import Coefficients
@@ -20,7 +20,7 @@ from moecost.lengths import LengthDistribution, Padding, mean_cut_length, padded
 from moecost.software import SoftwareProfile
 from moecost.specs import GPUSpec, NodeSpec, PriceQuote
 from moecost.storage import COMPUTE_BYTES, OPTIMIZERS, WEIGHT_FORMATS
-from moecost.workload import Attention, Batches, Block, Device, Layout, Recipe, WeightUse, Workload
+from moecost.workload import Attention, Batches, Device, Layout, Recipe, Workload
 
 DEFAULT_QUERIES: Final = 1000
 
@@ -115,15 +115,16 @@ def resolve(job: Job) -> Resolved:
     gpu = _gpu(job, notes)
     calibration = _calibration(job, profile)
     dataset, lengths, sequence_length, padding, num_queries = _data(job, model, notes)
-    blocks, embedding, head = _uses(job, model, profile, notes)
+    uses = _uses(job, model, profile, notes)
     workload = Workload(
         model.quantities(),
-        blocks,
-        embedding,
-        head,
+        uses.blocks,
+        uses.embedding,
+        uses.head,
         _recipe(job, profile, notes),
         _device(job, gpu, notes),
         _layout(job, profile, notes),
+        uses.elsewhere_width,
     )
     return Resolved(
         job=job,
@@ -283,26 +284,21 @@ def _data(
     return dataset, lengths, sequence_length, job.padding or "longest", job.num_queries or dataset.num_queries
 
 
-def _uses(
-    job: Job, model: ModelSpec, profile: SoftwareProfile, notes: list[str]
-) -> tuple[tuple[Block, ...], WeightUse, WeightUse]:
+def _uses(job: Job, model: ModelSpec, profile: SoftwareProfile, notes: list[str]) -> Adaptation:
     targets = job.lora_targets if job.adapts else None
-    if targets is not None:
-        unmatched = unmatched_targets(model.quantities(), targets)
-        if len(unmatched) == len(targets):
-            modules = sorted({m.module.split(".")[-1] for g in model.quantities().layers for m in g.matrices})
-            raise InvalidInputError(
-                f"lora_targets={list(targets)} match no module of {model.name}; it has {', '.join(modules)}"
-            )
-        if unmatched:
-            notes.append(f"lora_targets {', '.join(unmatched)} match no module of {model.name} and are ignored")
     quantized = WEIGHT_FORMATS[_weight_dtype(job)].quantized
-    blocks, embedding, head = adapt(
-        model.quantities(), profile, quantized=quantized, targets=targets, trains_all=not job.adapts
-    )
-    if quantized and not profile.experts_as_modules and any(b.layers.experts for b in blocks):
+    found = adapt(model.quantities(), profile, quantized=quantized, targets=targets, trains_all=not job.adapts)
+    if targets is not None and not any(use.adapted for use in found.uses):
+        modules = sorted({m.module.split(".")[-1] for g in model.quantities().layers for m in g.matrices})
+        raise InvalidInputError(
+            f"lora_targets={list(targets)} match no module of {model.name}; it has {', '.join(modules)}"
+        )
+    if found.unmatched:
+        notes.append(f"lora_targets {', '.join(found.unmatched)} match no module of {model.name} and are ignored")
+    experts = [use for use in found.uses if use.matrix.part == "expert"]
+    if quantized and experts and not any(use.quantized for use in experts):
         notes.append(f"{profile.name} holds experts in fused tensors, which the loader leaves in 16 bits")
-    return blocks, embedding, head
+    return found
 
 
 def _weight_dtype(job: Job) -> str:

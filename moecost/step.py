@@ -91,7 +91,7 @@ def step_times(workload: Workload, batches: Batches, profile: SoftwareProfile, c
     stretch = pipeline_stretch(
         stages=layout.pipeline_parallel, micro_batches=batches.per_step, virtual_stages=layout.virtual_pipeline
     )
-    scale = coefficients.time_factor * batches.per_step * stretch / layout.pipeline_parallel
+    scale = _of_step(coefficients.time_factor * batches.per_step * stretch / layout.pipeline_parallel)
 
     first = _table([op.forward for op in ops], batches, coefficients)
     again = first * np.reshape([op.recomputed for op in ops], (1, -1) + (1,) * (first.ndim - 2))
@@ -109,9 +109,14 @@ def step_times(workload: Workload, batches: Batches, profile: SoftwareProfile, c
         recompute=PassTimes(*passes[1]),
         backward=PassTimes(*passes[2]),
         together=PassTimes(*(passes[0] + passes[1] + passes[2])),
-        optimizer=optimizer,
-        other=clip + profile.run.step_overhead_s,
+        optimizer=_of_step(optimizer),
+        other=_of_step(clip) + profile.run.step_overhead_s,
     )
+
+
+def _of_step(value: FloatLike) -> FloatLike:
+    """A number of the whole step; arrays lose the axis of the batches' support, over which they do not vary."""
+    return value if np.ndim(value) == 0 else as_float(np.asarray(value)[..., 0])
 
 
 def _table(works: Sequence[Work], batches: Batches, c: Coefficients) -> Array:

@@ -67,9 +67,13 @@ class WeightUse:
     matrix: Matrix
     layer: LayerKind
     quantized: bool = False
-    adapted: bool = False
     trained: bool = False
-    adapter_factor: float = 1.0  # adapters of how many times the rank (2: gate and up as one fused parameter)
+    adapter_width: float = 0.0  # input plus output features of the adapters on one copy; 0 without
+
+
+    @property
+    def adapted(self) -> bool:
+        return self.adapter_width > 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +134,7 @@ class Workload:
     recipe: Recipe
     device: Device
     layout: Layout = Layout()
+    elsewhere_width: float = 0.0  # of adapters outside of the language model
 
     def uses(self) -> list[tuple[int, WeightUse]]:
         """(layers, use) of every matrix; a tied head is the embedding once more and left out."""
