@@ -175,10 +175,12 @@ class ModelSpec(SourcedSpec):
 
     @property
     def hidden_size(self) -> int:
+        """Width of the residual stream."""
         return self.shape.hidden_size
 
     @property
     def vocab_size(self) -> int:
+        """Rows of the embedding."""
         return self.shape.vocab_size
 
     @property
@@ -188,6 +190,7 @@ class ModelSpec(SourcedSpec):
 
     @property
     def num_hidden_layers(self) -> int:
+        """Layers, of all kinds."""
         return sum(group.count for group in self.layers)
 
     @property

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from moecost.catalog import data_folder, explain, looks_like_path, read_yaml
+from moecost.catalog import data_folder, looks_like_path, read_yaml
+from moecost.checked import Checked
 from moecost.coefficients import COEFFICIENT_NAMES, PLAUSIBLE, Coefficients
 from moecost.errors import InvalidInputError, UnknownNameError
 
@@ -37,7 +38,7 @@ class Coefficient(BaseModel):
     why: str = ""
 
 
-class Calibration(BaseModel):
+class Calibration(Checked):
     """Coefficients of the step for one software profile.
 
     `error` fields are means of |predicted / measured - 1|; `log_sd_*` are what `Estimate.interval` is made of: the
@@ -73,7 +74,9 @@ class Calibration(BaseModel):
         """Coefficients that a file of an earlier version does not know are held at their general first value."""
         if isinstance(data, dict) and isinstance(data.get("coefficients"), dict):
             given = data["coefficients"]
-            held = {n: {"value": v, "why": "general prior"} for n, v in asdict(Coefficients()).items() if n not in given}
+            held = {
+                n: {"value": v, "why": "general prior"} for n, v in asdict(Coefficients()).items() if n not in given
+            }
             return {**data, "coefficients": {**given, **held}}
         return data
 
@@ -106,7 +109,7 @@ class Calibration(BaseModel):
         """The numbers alone, for a GPU of that architecture and a profile."""
         plain = {name: c.value for name, c in self.coefficients.items()}
         for name, factors in self.architecture_factors.items():
-            plain[name] *= factors.get(architecture or "", 1.0)
+            plain[name] = min(plain[name] * factors.get(architecture or "", 1.0), PLAUSIBLE[name].high)
         plain["time_factor"] *= self.software_factors.get(software or "", 1.0)
         return Coefficients(**plain)
 
@@ -116,7 +119,7 @@ class Calibration(BaseModel):
         return self.model_copy(update={"coefficients": new})
 
     def __hash__(self) -> int:
-        return id(self)
+        return hash((self.name, self.software, self.date, self.data))
 
 
 def calibration_names() -> tuple[str, ...]:
@@ -132,12 +135,13 @@ def coefficients_of(values: Coefficients, **each: Any) -> dict[str, Coefficient]
 @cache
 def _shipped(name: str) -> Calibration:
     if name not in calibration_names():
-        raise UnknownNameError("calibration", name, calibration_names())
+        known = calibration_names()
+        raise UnknownNameError("calibration", name, known, f"Known: {', '.join(known)}; or give a path.")
     return _read(data_folder("data") / "calibrations" / f"{name}.yaml")
 
 
 def _read(path: Path) -> Calibration:
     try:
         return Calibration.model_validate(read_yaml(path))
-    except ValidationError as error:
-        raise InvalidInputError(f"{path}: {explain(error, Calibration)}") from None
+    except InvalidInputError as error:
+        raise InvalidInputError(f"{path}: {str(error).removeprefix(f'{path}: ')}") from None

@@ -108,15 +108,15 @@ def _batch(resolved: Resolved, largest: int, notes: list[str]) -> int:
     job, ranks = resolved.job, resolved.data_parallel
     if job.micro_batch_size is not None:
         return job.micro_batch_size
-    bound = min(-(-int(resolved.rows_per_epoch) // ranks), LARGEST_DEFAULT_BATCH)
-    share = job.global_batch_size // ranks if job.global_batch_size is not None else None
-    if share is not None:
-        bound = max(min(bound, share // (job.gradient_accumulation_steps or 1)), 1)
+    if job.global_batch_size is not None and job.gradient_accumulation_steps is not None:
+        return _share(job.global_batch_size, ranks * job.gradient_accumulation_steps)
     if largest < 1:
         return 1
+    bound = min(-(-int(resolved.rows_per_epoch) // ranks), LARGEST_DEFAULT_BATCH)
     batch = min(largest, bound)
-    if share is not None:
-        batch = next((b for b in range(batch, 0, -1) if share % b == 0), 1)
+    if job.global_batch_size is not None:
+        share = _share(job.global_batch_size, ranks)
+        batch = next(b for b in range(min(batch, share), 0, -1) if share % b == 0)
     notes.append(
         f"micro_batch_size={batch}: the largest that fits"
         if batch == largest
@@ -124,6 +124,16 @@ def _batch(resolved: Resolved, largest: int, notes: list[str]) -> int:
         f"or {LARGEST_DEFAULT_BATCH}"
     )
     return batch
+
+
+def _share(global_batch_size: int, parts: int) -> int:
+    """Sequences of the global batch that one GPU sees in one of `parts`."""
+    if global_batch_size % parts:
+        raise InvalidInputError(
+            f"global_batch_size={global_batch_size} cannot be dealt out to {parts} data-parallel GPUs and accumulation "
+            f"steps; use {max(global_batch_size // parts, 1) * parts}"
+        )
+    return global_batch_size // parts
 
 
 def _accumulation(resolved: Resolved, batch: int) -> int:
@@ -204,7 +214,7 @@ def _estimate(
 ) -> Estimate:
     job, calibration, workload = resolved.job, resolved.calibration, resolved.workload
     seconds = float(step.seconds)
-    steps = math.ceil(job.epochs * times.steps - 1e-9)
+    steps = max(math.ceil(job.epochs * times.steps - 1e-9), 1)
     saves = math.ceil(job.epochs - 1e-9) if resolved.profile.run.saves_each_epoch else 0
     hours = float(
         cost.run_hours(
@@ -375,12 +385,12 @@ def _sources(resolved: Resolved) -> dict[str, str]:
 
 
 def _check_range(calibration: Calibration, resolved: Resolved, batch: int, notes: list[str]) -> None:
-    """Say, and warn once, where a calibration is used outside of the runs it was fitted on."""
+    """Say, and warn once, where a calibration is used far (twice) outside of the runs it was fitted on."""
     values = {"micro_batch_size": float(batch), "sequence_length": float(resolved.worst_length)}
     outside = [
         f"{name}={values[name]:g} (they had {low:g} to {high:g})"
         for name, (low, high) in calibration.range.items()
-        if name in values and not low <= values[name] <= high
+        if name in values and not low / 2 <= values[name] <= 2 * high
     ]
     if outside:
         what = f"calibration {calibration.name!r} is used outside of the runs it was fitted on"

@@ -156,6 +156,8 @@ class Problem:
                 k = position.get(i)
                 value = np.full((len(x), 1), p.value) if k is None else np.exp(x[:, k : k + 1])
                 values[p.coefficient] = values.get(p.coefficient, 1.0) * value
+        for name in {p.coefficient for p in self.parameters if p.architecture}:
+            values[name] = np.minimum(values[name], PLAUSIBLE[name].high)
         return Coefficients(**values)
 
     def log_errors(self, x: Array) -> Array:
@@ -258,6 +260,9 @@ def stack_parameters(cases: Sequence[Case], base: str) -> list[Parameter]:
 
 # ------------------------------------------------------------------------------------------------ preparation
 def _with_speed(runs: Iterable[MeasuredRun]) -> list[MeasuredRun]:
+    runs = list(runs) if isinstance(runs, Iterable) else [runs]
+    if not all(isinstance(run, MeasuredRun) for run in runs):
+        raise FitError("runs must be a list of MeasuredRun; moecost.measurements.read() makes them from files")
     found = [run for run in runs if any(getattr(run, f) is not None for f in SPEED_FIELDS)]
     if not found:
         raise FitError(f"no run has a measured speed; give one of {', '.join(SPEED_FIELDS)}")
@@ -276,7 +281,7 @@ def _case(run: MeasuredRun, software: str | None) -> Case:
     saves = math.ceil(job.epochs - 1e-9) if habits.saves_each_epoch else 0
     saving = float(cost.save_seconds(saved_bytes=saved_bytes(resolved), bytes_per_s=habits.save_bytes_per_s))
     beside = saves * saving + habits.startup_s if whole else 0.0
-    return Case(run, resolved, times, beside, math.ceil(job.epochs * times.steps - 1e-9))
+    return Case(run, resolved, times, beside, max(math.ceil(job.epochs * times.steps - 1e-9), 1))
 
 
 def _held(hold: Mapping[str, float] | Collection[str]) -> dict[str, float | None]:
@@ -443,7 +448,13 @@ def _mean_error(log_errors: Array) -> float:
 
 def _robust_spread(log_errors: Array) -> float:
     """Standard deviation of a normal law with the same 80 % quantile of |log error|: a few wild runs do not rule it."""
+    if log_errors.size < FEW:
+        return float(np.sqrt(np.mean(log_errors**2)))
     return float(np.quantile(np.abs(log_errors), 0.8)) / Z80
+
+
+FEW: Final = 10
+"""Runs below which a quantile says less than the mean square."""
 
 
 Z80: Final = 1.2816

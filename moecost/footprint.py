@@ -54,9 +54,7 @@ def trained_per_gpu(workload: Workload, *, sharded: bool) -> FloatLike:
     return per_gpu(workload, lambda u: adapter_size(workload, u), rest, sharded=sharded)
 
 
-def per_gpu(
-    workload: Workload, size: Callable[[WeightUse], FloatLike], rest: FloatLike, *, sharded: bool
-) -> FloatLike:
+def per_gpu(workload: Workload, size: Callable[[WeightUse], FloatLike], rest: FloatLike, *, sharded: bool) -> FloatLike:
     """Sum of a size over the matrices that one GPU holds; `rest` is what stands in no matrix.
 
     Tensor parallelism cuts matrices, pipeline stages and expert parallelism deal them out. Sharding divides what is

@@ -117,7 +117,8 @@ def max_micro_batch_size(workload: Workload, habits: MemoryHabits, *, padded_len
     def at(sequences: FloatLike) -> dict[Moment, MemoryParts]:
         return moments(workload, habits, sequences=sequences, padded_length=padded_length)
 
-    pair = np.reshape([1.0, 2.0], (2,) + (1,) * np.ndim(padded_length + np.asarray(capacity)))
+    one_of_them = peak(workload, habits, sequences=1.0, padded_length=padded_length)[0] + np.asarray(capacity)
+    pair = np.reshape([1.0, 2.0], (2,) + (1,) * np.ndim(one_of_them))
     rooms = []
     for parts in at(pair).values():
         one, two = np.broadcast_arrays(parts.device(habits), pair)[0]

@@ -23,8 +23,8 @@ from moecost.communication import (
     tensor_latency,
     tensor_parallel_bytes,
 )
-from moecost.footprint import REPLICATED, adapter_size, cut
 from moecost.experts import LOAD_WEIGHTS, experts_touched, load_variation, rows_of_experts
+from moecost.footprint import REPLICATED, adapter_size, cut
 from moecost.quantities import LayerKind
 from moecost.roofline import gemm_compute_time, gemm_flops
 from moecost.software import Grouped, HostWork, Launches, SoftwareProfile, Traffic
@@ -93,9 +93,14 @@ class _Context:
     grouped: Grouped | None  # how experts run in one product; None: one by one
     products: dict[tuple[float, ...], Any] = field(default_factory=dict)
 
-    def elementwise(self, forward_bytes: FloatLike, launches: FloatLike = 1.0, host: FloatLike = 0.0) -> Work:
-        rate = self.device.bytes_per_s * self.coefficients.elementwise_bandwidth
-        return Work(seconds=forward_bytes / rate, bytes=forward_bytes, launches=launches, host=host)
+    def elementwise(
+        self, moved: FloatLike, launches: FloatLike = 1.0, host: FloatLike = 0.0, flops: FloatLike = 0.0
+    ) -> Work:
+        """Work bound by its traffic, or by the FLOPs that come with it."""
+        d, c = self.device, self.coefficients
+        reading = moved / (d.bytes_per_s * c.elementwise_bandwidth)
+        computing = flops / (d.peak_flops_per_s * c.gemm_efficiency)
+        return Work(np.maximum(reading, computing), flops, moved, launches, host)
 
     def both_ways(
         self, kernel: str, layer: LayerKind, forward_bytes: FloatLike, launches: FloatLike, host: Launches | None = None
@@ -209,8 +214,6 @@ def _products(
         backward_s, products = backward_s + gradient_s, 2
     flops = gemm_flops(rows=rows, in_features=wide_in, out_features=wide_out)
     moved = recipe.compute_bytes * (wide_in * wide_out + rows * (wide_in + wide_out))
-    if m.bias:
-        moved = moved + recipe.compute_bytes * rows * wide_out
     yield Operator(
         m.kernel,
         use.layer,
@@ -248,17 +251,19 @@ def _adapter(context: _Context, use: WeightUse, n: FloatLike, rows: FloatLike) -
     m, t, host = use.matrix, context.traffic, context.host.adapter
     units = 2.0 * n * context.host.sharded_adapter_s if context.layout.zero_stage >= 3 else 0.0
     flops = gemm_flops(rows=rows, in_features=use.adapter_width, out_features=context.recipe.rank)
-    moved = rows * (t.adapter_input * m.in_features + t.adapter_output * m.out_features) / context.layout.tensor_parallel
+    moved = (
+        rows * (t.adapter_input * m.in_features + t.adapter_output * m.out_features) / context.layout.tensor_parallel
+    )
     moved = moved + context.recipe.adapter_bytes * context.recipe.rank * use.adapter_width
     if context.recipe.decomposes_weights:
         moved = moved + DORA_BYTES * m.weights
-    forward = context.elementwise(n * moved, 2 * n, n * host.forward)
-    backward = context.elementwise(n * moved * t.backward_passes, 4 * n, n * host.backward)
+    forward = context.elementwise(n * moved, 2 * n, n * host.forward, n * flops)
+    backward = context.elementwise(n * moved * t.backward_passes, 4 * n, n * host.backward, 2 * n * flops)
     return Operator(
         f"{m.kernel}.adapter",
         use.layer,
-        replace(forward, flops=n * flops, host_s=units),
-        replace(backward, flops=2 * n * flops, host_s=units),
+        replace(forward, host_s=units),
+        replace(backward, host_s=units),
     )
 
 
@@ -318,16 +323,31 @@ def _mixer(context: _Context, block: Block, batches: Batches) -> Iterator[Operat
         )
         rotated = (core.num_heads + core.num_key_value_heads) * core.qk_head_dim
         yield context.both_ways(
-            "attention.rope", "attention", n * tokens * rotated * context.traffic.rope / context.layout.tensor_parallel * context.recipe.stream_bytes / 2, 4 * n, _block_host(context, n)
+            "attention.rope",
+            "attention",
+            n
+            * tokens
+            * rotated
+            * context.traffic.rope
+            / context.layout.tensor_parallel
+            * context.recipe.stream_bytes
+            / 2,
+            4 * n,
+            _block_host(context, n),
         )
     scan = layers.scan
     if scan is not None:
         # selective scan: reads x, z, delta, writes y; B and C are narrow. 9 FLOP a state and token
         moved = n * tokens * scan.inner_size * SCAN_BYTES
         flops = n * tokens * scan.inner_size * scan.state_size * SCAN_FLOPS
-        forward = context.elementwise(moved, 2 * n, n * context.host.block.forward)
-        backward = context.elementwise(moved * context.traffic.backward_passes, 2 * n, n * context.host.block.backward)
-        yield Operator("mamba.scan", "mamba", replace(forward, flops=flops), replace(backward, flops=2 * flops))
+        yield Operator(
+            "mamba.scan",
+            "mamba",
+            context.elementwise(moved, 2 * n, n * context.host.block.forward, flops),
+            context.elementwise(
+                moved * context.traffic.backward_passes, 2 * n, n * context.host.block.backward, 2 * flops
+            ),
+        )
 
 
 EAGER_SCORE_BYTES: Final = 16
@@ -363,7 +383,12 @@ def _experts(context: _Context, block: Block) -> Iterator[Operator]:
             products = _products(context, use, n, rows, touched, spread)
             yield from (_in_one_group(context, op, rows, touched) for op in products) if context.grouped else products
     per_f = t.activation if experts.gated else t.activation_ungated
-    yield context.both_ways("expert.activation", "moe", n * pairs * experts.intermediate_size * per_f / context.layout.tensor_parallel, 2 * n * touched)
+    yield context.both_ways(
+        "expert.activation",
+        "moe",
+        n * pairs * experts.intermediate_size * per_f / context.layout.tensor_parallel,
+        2 * n * touched,
+    )
     routed = context.elementwise(n * pairs * experts.hidden_size * t.routed, 3 * n * touched)
     calls = n * touched if context.grouped is None else float(n)
     expert = host.expert if context.grouped is None else context.grouped.launches
@@ -417,7 +442,13 @@ def _dense(context: _Context, block: Block) -> Iterator[Operator]:
         yield context.both_ways(
             "shared.activation" if ffn.shared else "mlp.activation",
             layer,
-            n * tokens * ffn.intermediate_size * per_f / context.layout.tensor_parallel * context.recipe.stream_bytes / 2,
+            n
+            * tokens
+            * ffn.intermediate_size
+            * per_f
+            / context.layout.tensor_parallel
+            * context.recipe.stream_bytes
+            / 2,
             2 * n,
             _block_host(context, n),
         )
@@ -489,8 +520,8 @@ def _transfers(context: _Context, workload: Workload, block: Block) -> Iterator[
             element_bytes=recipe.compute_bytes,
             num_gpus=layout.expert_parallel,
         )
-        seconds = 2 * n * (
-            context.wire_s(sent, layout.expert_parallel * layout.tensor_parallel) + context.host.exchange_s
+        seconds = (
+            2 * n * (context.wire_s(sent, layout.expert_parallel * layout.tensor_parallel) + context.host.exchange_s)
         )
         yield context.transfer("experts.alltoall", "moe", seconds, seconds, True)
     core = block.layers.attention

@@ -354,7 +354,10 @@ def _device(job: Job, gpu: GPUSpec, notes: list[str]) -> Device:
         dtype = "fp16" if "fp16" in gpu.peak_tflops_dense else "fp32"
         notes.append(f"{gpu.name} has no bf16 rate: compute_dtype={dtype!r} is used")
     if gpu.num_sms is None:
-        raise UnsupportedError(f"gpu={gpu.name!r}: the number of SMs is not known, which the step model needs")
+        raise UnsupportedError(
+            f"gpu={gpu.name!r}: the number of SMs is not known, which the step model needs; "
+            "choose a GPU, or give a spec file with num_sms"
+        )
     plain = "bf16" if "bf16" in gpu.peak_tflops_dense else dtype
     node = _node(job, gpu, notes) if job.num_gpus > 1 else None
     pcie = gpu.pcie_bytes_per_s_one_way or DEFAULT_PCIE_BYTES_PER_S

@@ -179,7 +179,8 @@ def _load(name: str, model_type: str, kernels: tuple[str, ...]) -> SoftwareProfi
 def _with_base(name: str) -> dict[str, object]:
     path = data_folder("data") / "software" / f"{name}.yaml"
     if name not in software_profiles():
-        raise UnknownNameError("software profile", name, software_profiles())
+        known = software_profiles()
+        raise UnknownNameError("software profile", name, known, f"Known: {', '.join(known)}.")
     own = read_yaml(path)
     base = own.pop("base", None)
     return _merged(_with_base(str(base)), own) if base else own

@@ -31,6 +31,9 @@ CLIP_PASSES: Final = 3
 """Passes over the gradients of norm clipping: read for the norm, read and written for the scaling."""
 
 Array = NDArray[np.float64]
+TIMES: Final = [0, 1, 2, 6]
+COUNTS: Final = [3, 4, 5]
+"""Rows of `PassTimes` that are times, and that are counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,17 +94,21 @@ def step_times(workload: Workload, batches: Batches, profile: SoftwareProfile, c
     stretch = pipeline_stretch(
         stages=layout.pipeline_parallel, micro_batches=batches.per_step, virtual_stages=layout.virtual_pipeline
     )
-    scale = _of_step(coefficients.time_factor * batches.per_step * stretch / layout.pipeline_parallel)
+    counts = _of_step(batches.per_step / layout.pipeline_parallel)
+    times = counts * _of_step(coefficients.time_factor * stretch)
 
     first = _table([op.forward for op in ops], batches, coefficients)
     again = first * np.reshape([op.recomputed for op in ops], (1, -1) + (1,) * (first.ndim - 2))
     last = _table([op.backward for op in ops], batches, coefficients)
     p = batches.probability
     passes = [
-        _mean(first, p, forward_exponent) * scale,
-        _mean(again, p, forward_exponent) * (scale * recipe.recompute),
-        _mean(last, p, host.overlap_exponent) * scale,
+        _mean(first, p, forward_exponent),
+        _mean(again, p, forward_exponent) * recipe.recompute,
+        _mean(last, p, host.overlap_exponent),
     ]
+    for one in passes:  # of one micro-batch so far; launches, FLOPs and bytes know no bubble and no factor
+        one[TIMES] *= times
+        one[COUNTS] *= counts
     optimizer, clip = optimizer_seconds(workload, profile, coefficients)
     return StepTimes(
         operators=ops,

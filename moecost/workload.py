@@ -70,7 +70,6 @@ class WeightUse:
     trained: bool = False
     adapter_width: float = 0.0  # input plus output features of the adapters on one copy; 0 without
 
-
     @property
     def adapted(self) -> bool:
         return self.adapter_width > 0.0
