@@ -175,10 +175,12 @@ class ModelSpec(SourcedSpec):
 
     @property
     def hidden_size(self) -> int:
+        """Width of the residual stream."""
         return self.shape.hidden_size
 
     @property
     def vocab_size(self) -> int:
+        """Rows of the embedding."""
         return self.shape.vocab_size
 
     @property
@@ -188,6 +190,7 @@ class ModelSpec(SourcedSpec):
 
     @property
     def num_hidden_layers(self) -> int:
+        """Layers, of all kinds."""
         return sum(group.count for group in self.layers)
 
     @property
@@ -233,7 +236,7 @@ class ModelSpec(SourcedSpec):
             return parameters.adapter_parameters(self.shape, rank=rank, targets=targets)
         from moecost.software import SoftwareProfile  # above this module: imported where it is used
 
-        profile = SoftwareProfile.load(software).for_model(self.model_type)
+        profile = SoftwareProfile.load(software).for_run(self.model_type)
         return parameters.adapter_parameters(
             self.shape,
             rank=rank,

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from moecost.catalog import data_folder, explain, looks_like_path, read_yaml
+from moecost.catalog import data_folder, looks_like_path, read_yaml
+from moecost.checked import Checked
 from moecost.coefficients import COEFFICIENT_NAMES, PLAUSIBLE, Coefficients
 from moecost.errors import InvalidInputError, UnknownNameError
 
@@ -37,7 +38,7 @@ class Coefficient(BaseModel):
     why: str = ""
 
 
-class Calibration(BaseModel):
+class Calibration(Checked):
     """Coefficients of the step for one software profile.
 
     `error` fields are means of |predicted / measured - 1|; `log_sd_*` are what `Estimate.interval` is made of: the
@@ -51,8 +52,11 @@ class Calibration(BaseModel):
     date: str
     coefficients: dict[str, Coefficient]
     covariance: dict[str, dict[str, float]] = Field(default={}, description="of the logarithms of the fitted ones")
-    architecture_factors: dict[str, Annotated[float, Field(gt=0)]] = Field(
-        default={}, description="factor on gemm_efficiency by GPU architecture"
+    architecture_factors: dict[str, dict[str, Annotated[float, Field(gt=0)]]] = Field(
+        default={}, description="factors on coefficients, by coefficient and GPU architecture"
+    )
+    software_factors: dict[str, Annotated[float, Field(gt=0)]] = Field(
+        default={}, description="factor on the step's time by software profile, shrunk to 1"
     )
     num_runs: int = 0
     in_sample_error: Share | None = None
@@ -64,13 +68,23 @@ class Calibration(BaseModel):
     data: str = ""
     notes: tuple[str, ...] = ()
 
+    @model_validator(mode="before")
+    @classmethod
+    def _fill(cls, data: Any) -> Any:
+        """Coefficients that a file of an earlier version does not know are held at their general first value."""
+        if isinstance(data, dict) and isinstance(data.get("coefficients"), dict):
+            given = data["coefficients"]
+            held = {
+                n: {"value": v, "why": "general prior"} for n, v in asdict(Coefficients()).items() if n not in given
+            }
+            return {**data, "coefficients": {**given, **held}}
+        return data
+
     @model_validator(mode="after")
     def _known(self) -> Calibration:
         unknown = set(self.coefficients) - set(COEFFICIENT_NAMES)
-        missing = set(COEFFICIENT_NAMES) - set(self.coefficients)
-        if unknown or missing:
-            wrong = f"unknown {sorted(unknown)}" if unknown else f"without {sorted(missing)}"
-            raise ValueError(f"coefficients {wrong}; a calibration has {', '.join(COEFFICIENT_NAMES)}")
+        if unknown:
+            raise ValueError(f"coefficients {sorted(unknown)} are unknown; there are {', '.join(COEFFICIENT_NAMES)}")
         for name, c in self.coefficients.items():
             low, high = PLAUSIBLE[name].low, PLAUSIBLE[name].high
             if not low <= c.value <= high:
@@ -91,9 +105,13 @@ class Calibration(BaseModel):
         text = yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=110)
         Path(path).write_text(text, encoding="utf-8")
 
-    def values(self, architecture: str | None = None) -> Coefficients:
-        """The numbers alone, for a GPU of that architecture."""
-        return _values(self, architecture)
+    def values(self, architecture: str | None = None, software: str | None = None) -> Coefficients:
+        """The numbers alone, for a GPU of that architecture and a profile."""
+        plain = {name: c.value for name, c in self.coefficients.items()}
+        for name, factors in self.architecture_factors.items():
+            plain[name] = min(plain[name] * factors.get(architecture or "", 1.0), PLAUSIBLE[name].high)
+        plain["time_factor"] *= self.software_factors.get(software or "", 1.0)
+        return Coefficients(**plain)
 
     def with_values(self, values: Mapping[str, float]) -> Calibration:
         """The same with some coefficients replaced."""
@@ -101,7 +119,7 @@ class Calibration(BaseModel):
         return self.model_copy(update={"coefficients": new})
 
     def __hash__(self) -> int:
-        return id(self)
+        return hash((self.name, self.software, self.date, self.data))
 
 
 def calibration_names() -> tuple[str, ...]:
@@ -117,18 +135,13 @@ def coefficients_of(values: Coefficients, **each: Any) -> dict[str, Coefficient]
 @cache
 def _shipped(name: str) -> Calibration:
     if name not in calibration_names():
-        raise UnknownNameError("calibration", name, calibration_names())
+        known = calibration_names()
+        raise UnknownNameError("calibration", name, known, f"Known: {', '.join(known)}; or give a path.")
     return _read(data_folder("data") / "calibrations" / f"{name}.yaml")
 
 
 def _read(path: Path) -> Calibration:
     try:
         return Calibration.model_validate(read_yaml(path))
-    except ValidationError as error:
-        raise InvalidInputError(f"{path}: {explain(error, Calibration)}") from None
-
-
-def _values(calibration: Calibration, architecture: str | None) -> Coefficients:
-    plain = {name: c.value for name, c in calibration.coefficients.items()}
-    plain["gemm_efficiency"] *= calibration.architecture_factors.get(architecture or "", 1.0)
-    return Coefficients(**plain)
+    except InvalidInputError as error:
+        raise InvalidInputError(f"{path}: {str(error).removeprefix(f'{path}: ')}") from None

@@ -312,7 +312,7 @@ def _no_price(gpu: str | GPUSpec, market: str, provider: str | None) -> str:
         + (f"-{found[-1].usd_per_gpu_hour:g} ({len(found)} quotes)" if len(found) > 1 else f" ({found[0].date})")
         for (seller, kind), found in sorted(groups.items())
     ]
-    wish = f"no {market} price of {name}" + (f" from {provider!r}" if provider is not None else "")
+    wish = f"no {market} price of {name}" + (f" from {provider!r:.80}" if provider is not None else "")
     known = (
         f"quotes there are, per GPU-hour: {', '.join(there)}" if there else "the catalogue has no quote of it at all"
     )

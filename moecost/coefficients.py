@@ -22,6 +22,10 @@ class Coefficients:
     optimizer_bandwidth : share of the bandwidth of the optimizer step.
     launch_s : host time of one kernel launch with the Python around it. [s]
     router_skew : spread of the tokens an expert gets, over their mean, at top-2 of 8.
+    link_share : share of a GPU's NVLink (or fabric) rate, one way, of transfers that nothing hides.
+    pcie_share : share of a GPU's PCIe rate, one way, of transfers between GPUs; no peer-to-peer copies assumed.
+    network_share : share of a GPU's part of the machine's network, one way.
+    host_link_share : share of the PCIe rate, one way, at which weights stream from the host.
     time_factor : what remains, as a factor on the step.
     """
 
@@ -33,6 +37,10 @@ class Coefficients:
     optimizer_bandwidth: FloatLike = 0.85
     launch_s: FloatLike = 8e-6
     router_skew: FloatLike = 0.35
+    link_share: FloatLike = 0.90
+    pcie_share: FloatLike = 0.16
+    network_share: FloatLike = 0.50
+    host_link_share: FloatLike = 0.25
     time_factor: FloatLike = 1.0
 
 
@@ -54,6 +62,10 @@ PLAUSIBLE: Final[dict[str, Plausible]] = {
     "optimizer_bandwidth": Plausible(0.15, 0.20, 1.00),
     "launch_s": Plausible(0.40, 2e-6, 40e-6),
     "router_skew": Plausible(0.30, 0.05, 0.43),
+    "link_share": Plausible(0.25, 0.30, 2.00),
+    "pcie_share": Plausible(0.50, 0.03, 0.80),
+    "network_share": Plausible(0.25, 0.10, 1.50),
+    "host_link_share": Plausible(0.25, 0.08, 0.80),
     "time_factor": Plausible(0.00, 0.50, 2.50),
 }
 """`router_skew` stays below 0.43, where even the least loaded quadrature node of `experts` keeps its tokens."""

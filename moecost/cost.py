@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from moecost.arrays import FloatLike
+from moecost.arrays import FloatLike, as_float
 from moecost.units import HOUR
 
 
@@ -14,7 +14,7 @@ def run_hours(
     >>> run_hours(steps=3600, step_s=1.0, saves=1, save_s=0.0, startup_s=0.0)
     1.0
     """
-    return (steps * step_s + saves * save_s + startup_s) / HOUR
+    return (as_float(steps) * step_s + as_float(saves) * save_s + startup_s) / HOUR
 
 
 def cost_usd(*, hours: FloatLike, num_gpus: FloatLike, usd_per_gpu_hour: FloatLike) -> FloatLike:

@@ -96,7 +96,7 @@ class DatasetSpec(SourcedSpec):
             return _built_in(found)
         path = Path(name_or_path).expanduser()
         if path.suffix.lower() not in SUFFIXES:
-            if path.exists():
+            if len(str(path)) < 1000 and path.exists():
                 raise InvalidInputError(f"{path}: cannot tell what is in it; name it {', '.join(SUFFIXES)}.")
             hint = f"Known: {', '.join(dataset_names())}; or give the path of a file ({', '.join(SUFFIXES)})."
             return _built_in(_index().find(str(name_or_path), hint))

@@ -19,8 +19,8 @@ class UnknownNameError(MoECostError, KeyError):
 
     def __init__(self, kind: str, name: str, known: Iterable[str], hint: str = "") -> None:
         self.kind, self.name = kind, name
-        self.nearest = close_matches(name, known)
-        text = f"unknown {kind} {name!r}"
+        self.nearest = close_matches(name[:200], known)
+        text = f"unknown {kind} {name!r:.80}"
         text += f"; did you mean {', '.join(repr(n) for n in self.nearest)}?" if self.nearest else "."
         self.message = f"{text} {hint}".strip()
         super().__init__(self.message)

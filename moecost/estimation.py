@@ -14,6 +14,7 @@ from moecost import cost
 from moecost.calibration import Calibration
 from moecost.errors import DoesNotFitError, InvalidInputError, OutOfRangeWarning
 from moecost.experts import binomial_variation, experts_touched, load_imbalance, load_variation
+from moecost.footprint import all_parameters, trained_elements
 from moecost.job import Job
 from moecost.lengths import mean_cut_length
 from moecost.memory import MOMENTS, max_micro_batch_size, peak
@@ -29,7 +30,7 @@ from moecost.results import (
     Usage,
     Utilization,
 )
-from moecost.step import PassTimes, StepTimes, all_parameters, step_times, trained_elements
+from moecost.step import PassTimes, StepTimes, step_times
 from moecost.units import GIB
 from moecost.workload import Device, experts_per_token
 
@@ -82,7 +83,7 @@ def estimate_job(job: Job) -> Estimate:
         if job.on_oom == "raise":
             raise DoesNotFitError(_why_not(resolved, memory, batch, largest))
         notes.append("does not fit: every figure is computed as if it did")
-    accumulation = _accumulation(job, batch)
+    accumulation = _accumulation(resolved, batch)
     times = epoch(resolved, batch, accumulation)
     step = step_times(resolved.workload, times.batches, resolved.profile, resolved.coefficients)
     _check_range(resolved.calibration, resolved, batch, notes)
@@ -100,21 +101,22 @@ def choose_batch(resolved: Resolved, notes: list[str]) -> tuple[int, int]:
     """(micro-batch size, accumulation steps): as the job says, else the largest that fits."""
     asked = resolved.job.micro_batch_size
     batch = asked if asked is not None else _batch(resolved, largest_batch(resolved), notes)
-    return batch, _accumulation(resolved.job, batch)
+    return batch, _accumulation(resolved, batch)
 
 
 def _batch(resolved: Resolved, largest: int, notes: list[str]) -> int:
-    job = resolved.job
+    job, ranks = resolved.job, resolved.data_parallel
     if job.micro_batch_size is not None:
         return job.micro_batch_size
-    bound = min(int(resolved.rows_per_epoch), LARGEST_DEFAULT_BATCH)
-    if job.global_batch_size is not None:
-        bound = min(bound, job.global_batch_size // (job.gradient_accumulation_steps or 1)) or 1
+    if job.global_batch_size is not None and job.gradient_accumulation_steps is not None:
+        return _share(job.global_batch_size, ranks * job.gradient_accumulation_steps)
     if largest < 1:
         return 1
+    bound = min(-(-int(resolved.rows_per_epoch) // ranks), LARGEST_DEFAULT_BATCH)
     batch = min(largest, bound)
     if job.global_batch_size is not None:
-        batch = next(b for b in range(batch, 0, -1) if job.global_batch_size % b == 0)
+        share = _share(job.global_batch_size, ranks)
+        batch = next(b for b in range(min(batch, share), 0, -1) if share % b == 0)
     notes.append(
         f"micro_batch_size={batch}: the largest that fits"
         if batch == largest
@@ -124,17 +126,28 @@ def _batch(resolved: Resolved, largest: int, notes: list[str]) -> int:
     return batch
 
 
-def _accumulation(job: Job, batch: int) -> int:
+def _share(global_batch_size: int, parts: int) -> int:
+    """Sequences of the global batch that one GPU sees in one of `parts`."""
+    if global_batch_size % parts:
+        raise InvalidInputError(
+            f"global_batch_size={global_batch_size} cannot be dealt out to {parts} data-parallel GPUs and accumulation "
+            f"steps; use {max(global_batch_size // parts, 1) * parts}"
+        )
+    return global_batch_size // parts
+
+
+def _accumulation(resolved: Resolved, batch: int) -> int:
+    job, at_once = resolved.job, batch * resolved.data_parallel
     if job.gradient_accumulation_steps is not None:
         return job.gradient_accumulation_steps
     if job.global_batch_size is None:
         return 1
-    if job.global_batch_size % batch:
+    if job.global_batch_size % at_once:
         raise InvalidInputError(
-            f"global_batch_size={job.global_batch_size} is no multiple of micro_batch_size={batch}; "
-            f"use {max(job.global_batch_size // batch, 1) * batch}"
+            f"global_batch_size={job.global_batch_size} is no multiple of micro_batch_size={batch} on "
+            f"{resolved.data_parallel} data-parallel GPUs; use {max(job.global_batch_size // at_once, 1) * at_once}"
         )
-    return job.global_batch_size // batch
+    return job.global_batch_size // at_once
 
 
 # ------------------------------------------------------------------------------------------------ memory
@@ -201,7 +214,7 @@ def _estimate(
 ) -> Estimate:
     job, calibration, workload = resolved.job, resolved.calibration, resolved.workload
     seconds = float(step.seconds)
-    steps = math.ceil(job.epochs * times.steps - 1e-9)
+    steps = max(math.ceil(job.epochs * times.steps - 1e-9), 1)
     saves = math.ceil(job.epochs - 1e-9) if resolved.profile.run.saves_each_epoch else 0
     hours = float(
         cost.run_hours(
@@ -217,8 +230,9 @@ def _estimate(
     epoch_s = times.steps * seconds
     data_tokens = resolved.num_queries * mean_cut_length(resolved.lengths, resolved.sequence_length)
     batches = times.batches
-    padded_tokens = float(np.sum(batches.tokens * batches.probability)) * times.micro_batches
-    peak_flops = float(workload.device.peak_flops_per_s)
+    ranks = resolved.data_parallel
+    padded_tokens = float(np.sum(batches.tokens * batches.probability)) * times.micro_batches * ranks
+    peak_flops = float(workload.device.peak_flops_per_s) * float(workload.layout.pipeline_parallel)
     flops, executed = float((step.forward.flops + step.backward.flops).sum()), float(step.together.flops.sum())
     trained, _, _ = trained_elements(workload)
     usd_per_hour = float("nan") if usd is None else usd
@@ -239,7 +253,7 @@ def _estimate(
         fits=fits,
         max_micro_batch_size=largest,
         micro_batch_size=batch,
-        global_batch_size=batch * accumulation,
+        global_batch_size=batch * accumulation * ranks,
         experts=_experts(resolved, times),
         num_parameters=all_parameters(workload),
         num_trainable_parameters=int(trained),
@@ -279,32 +293,36 @@ def _step_time(step: StepTimes, device: Device) -> StepTime:
         recompute=recompute,
         optimizer=float(step.optimizer),
         other=float(step.other),
-        host=float(step.together.host),
-        by_layer=_grouped(step, [op.layer for op in step.operators], device, with_host=True),
-        by_kernel=_grouped(step, [op.kernel for op in step.operators], device, with_host=False),
+        host=float(step.together.host.sum()),
+        communication=float(step.together.wire.sum()),
+        by_layer=_grouped(step, [op.layer for op in step.operators], device, whole=True),
+        by_kernel=_grouped(step, [op.kernel for op in step.operators], device, whole=False),
     )
 
 
-def _grouped(step: StepTimes, names: Iterable[str], device: Device, with_host: bool) -> dict[str, OperatorTime]:
-    """Sums over the operators of one name."""
-    every = step.together
-    forward = step.forward.seconds if with_host else step.forward.gpu
-    rows = np.stack([every.gpu, every.seconds, every.flops, every.bytes, every.launches, forward], axis=1).tolist()
+def _grouped(step: StepTimes, names: Iterable[str], device: Device, whole: bool) -> dict[str, OperatorTime]:
+    """Sums over the operators of one name; `whole` counts what waits for the host and the wire, else the GPU alone."""
+    every, forward = step.together, step.forward
+    columns = [every.gpu, every.host, every.wire, every.flops, every.bytes, every.launches,
+               forward.seconds if whole else forward.gpu]  # fmt: skip
     groups: dict[str, list[float]] = {}
-    for name, row in zip(names, rows, strict=True):
+    for name, row in zip(names, np.stack(columns, axis=1).tolist(), strict=True):
         have = groups.get(name)
         groups[name] = row if have is None else [a + b for a, b in zip(have, row, strict=True)]
-    return {
-        name: OperatorTime(
-            seconds=seconds if with_host else gpu,
+    out = {}
+    for name, (gpu, host, wire, flops, moved, launches, forward_s) in groups.items():
+        bound: Bound = _kernel_bound(flops, moved, device)
+        if whole and host + wire > gpu:
+            bound = "host" if host > wire else "communication"
+        out[name] = OperatorTime(
+            seconds=gpu + host + wire if whole else gpu,
             forward=forward_s,
             launches=launches,
             flops=flops,
             bytes=moved,
-            bound="host" if with_host and seconds > 2 * gpu else _kernel_bound(flops, moved, device),
+            bound=bound,
         )
-        for name, (gpu, seconds, flops, moved, launches, forward_s) in groups.items()
-    }
+    return out
 
 
 def _kernel_bound(flops: float, moved: float, device: Device) -> Literal["compute", "memory"]:
@@ -313,9 +331,10 @@ def _kernel_bound(flops: float, moved: float, device: Device) -> Literal["comput
 
 
 def _bound_of_step(step: StepTimes, device: Device) -> Bound:
-    """What takes most of the step: waiting for the host, kernels bound by compute, or kernels bound by memory."""
-    found: dict[Bound, float] = {"host": float(step.together.host), "compute": 0.0, "memory": float(step.optimizer)}
+    """What takes most of the step: waiting for host or wire, kernels bound by compute, or kernels bound by memory."""
     work = step.together
+    found: dict[Bound, float] = {"host": float(work.host.sum()), "communication": float(work.wire.sum()),
+                                 "compute": 0.0, "memory": float(step.optimizer)}  # fmt: skip
     for gpu, flops, moved in zip(work.gpu.tolist(), work.flops.tolist(), work.bytes.tolist(), strict=True):
         found[_kernel_bound(flops, moved, device)] += gpu
     return max(found, key=lambda name: found[name])
@@ -366,12 +385,12 @@ def _sources(resolved: Resolved) -> dict[str, str]:
 
 
 def _check_range(calibration: Calibration, resolved: Resolved, batch: int, notes: list[str]) -> None:
-    """Say, and warn once, where a calibration is used outside of the runs it was fitted on."""
+    """Say, and warn once, where a calibration is used far (twice) outside of the runs it was fitted on."""
     values = {"micro_batch_size": float(batch), "sequence_length": float(resolved.worst_length)}
     outside = [
         f"{name}={values[name]:g} (they had {low:g} to {high:g})"
         for name, (low, high) in calibration.range.items()
-        if name in values and not low <= values[name] <= high
+        if name in values and not low / 2 <= values[name] <= 2 * high
     ]
     if outside:
         what = f"calibration {calibration.name!r} is used outside of the runs it was fitted on"

@@ -44,7 +44,7 @@ def load_variation(*, num_experts: FloatLike, num_experts_per_tok: FloatLike, ro
     >>> load_variation(num_experts=8, num_experts_per_tok=2, router_skew=0.35)
     0.35
     """
-    return router_skew * (1.0 - num_experts_per_tok / num_experts) / 0.75
+    return router_skew * ((1.0 - num_experts_per_tok / num_experts) / 0.75)
 
 
 def rows_of_experts(*, mean_rows: FloatLike, variation: FloatLike) -> NDArray[np.float64]:

@@ -8,14 +8,17 @@ their plausible range, each held to its prior by the prior's spread; a soft-L1 l
 
 A coefficient that the runs cannot tell from its prior (its spread would shrink by less than half) is held at the prior
 and says so. Errors are reported in sample and for left-out groups of runs.
+
+`fit` serves one stack. `fit_stacks` serves many at once: the coefficients are shared, each stack has one factor on its
+time, shrunk to 1, and some coefficients a factor by GPU architecture: what is known of one stack serves the next.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import date
 from typing import Any, Final
 
@@ -25,54 +28,161 @@ from numpy.typing import NDArray
 from moecost import cost
 from moecost.calibration import Calibration, Coefficient
 from moecost.coefficients import COEFFICIENT_NAMES, PLAUSIBLE, Coefficients
-from moecost.errors import FitError, close_matches
+from moecost.errors import FitError, MoECostError, close_matches
 from moecost.estimation import choose_batch, estimate_job, saved_bytes
 from moecost.measurements import SPEED_FIELDS, MeasuredRun
 from moecost.resolution import Epoch, Resolved, epoch, resolve
 from moecost.software import SoftwareProfile
 from moecost.step import step_times
+from moecost.units import HOUR
 
 NOISE: Final = 0.04
 """Spread of the logarithm of repeated measurements of one job: half of the repeated public runs differ by over 5 %."""
+SOFT: Final = 2.0
+"""Noise spreads beyond which a run's pull grows no further."""
 IDENTIFIED: Final = 0.5
 """A coefficient is fitted where the runs shrink its prior spread below this share."""
 LEAST_LOG_SD: Final = 0.03
 FOLDS: Final = 5
+STEP: Final = 0.02
+"""Step of finite differences in the logarithm: wide enough to average over waves of tiles."""
+FACTOR_LOG_SD: Final = 0.20
+"""Prior spread of a stack's factor on its time, and of an architecture's factor on a coefficient."""
+
+ARCHITECTURE_FACTORS: Final[dict[str, dict[str, float]]] = {
+    "gemm_efficiency": {"Hopper": 0.80, "Blackwell": 0.70, "Blackwell Ultra": 0.70, "CDNA3": 0.70, "CDNA4": 0.70},
+    "elementwise_bandwidth": {"Ada Lovelace": 1.8},
+}
+"""First values of factors relative to Ampere: newer parts reach less of a higher peak; Ada's large L2 serves
+elementwise work."""
 
 Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class _Case:
+class Case:
     """A run ready to be predicted again and again: everything that no coefficient changes is done."""
 
     run: MeasuredRun
     resolved: Resolved
     times: Epoch
-    saves_s: float
+    beside_s: float  # of the run's measured hours, what lies beside its steps. [s]
     steps: float
+    cache: dict[str, float] = field(default_factory=dict)
 
-    def log_error(self, c: Coefficients) -> float:
-        """ln(measured / predicted) of the time that was measured."""
-        factor = self.resolved.calibration.architecture_factors.get(self.resolved.gpu.architecture, 1.0)
-        c = replace(c, gemm_efficiency=c.gemm_efficiency * factor)
-        step = float(step_times(self.resolved.workload, self.times.batches, self.resolved.profile, c).seconds)
-        return math.log(self.measured() / (step + self.saves_s / self.steps))
+    def log_error(self, c: Coefficients) -> FloatArray:
+        """ln(measured / predicted) of the time that was measured; arrays of coefficients have shape (n, 1)."""
+        r = self.resolved
+        step = step_times(r.workload, self.times.batches, r.profile, c).seconds
+        return np.log(self.measured_s / (step + self.beside_s / self.steps))
 
-    def measured(self) -> float:
-        """Seconds of a step, from whichever figure was measured; of a run, its part of what lies beside the steps."""
-        run, r = self.run, self.resolved
-        epoch_queries = float(r.num_queries)
+    @property
+    def measured_s(self) -> float:
+        """Seconds of a step, from whichever figure was measured; of a run, with what lies beside the steps."""
+        if "measured" not in self.cache:
+            self.cache["measured"] = self._measured()
+        return self.cache["measured"]
+
+    def _measured(self) -> float:
+        run, steps = self.run, self.times.steps
         if run.step_seconds is not None:
             return run.step_seconds
         if run.queries_per_second is not None:
-            return epoch_queries / run.queries_per_second / self.times.steps
+            return float(self.resolved.num_queries) / run.queries_per_second / steps
         if run.tokens_per_second is not None:
             b = self.times.batches
-            tokens = float(np.sum(b.tokens * b.probability)) * self.times.micro_batches
-            return tokens / run.tokens_per_second / self.times.steps
+            tokens = float(np.sum(b.tokens * b.probability)) * self.times.micro_batches * self.resolved.data_parallel
+            return tokens / run.tokens_per_second / steps
         assert run.run_hours is not None
-        return run.run_hours * 3600.0 / self.steps
+        return run.run_hours * HOUR / self.steps
+
+
+FloatArray = Any  # a float, or an array over several sets of coefficients
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One number of a fit: a coefficient, or a factor on one for a GPU architecture or a stack."""
+
+    coefficient: str
+    value: float
+    log_sd: float
+    why: str = ""
+    architecture: str | None = None
+    software: str | None = None
+
+    @property
+    def name(self) -> str:
+        where = self.architecture or self.software
+        return f"{self.coefficient} of {where}" if where else self.coefficient
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """Of its logarithm. A factor may not leave three of its prior spreads."""
+        if self.architecture or self.software:
+            return math.log(self.value) - 3 * self.log_sd, math.log(self.value) + 3 * self.log_sd
+        p = PLAUSIBLE[self.coefficient]
+        return math.log(p.low), math.log(p.high)
+
+    def applies(self, case: Case) -> bool:
+        if self.architecture is not None:
+            return case.resolved.gpu.architecture == self.architecture
+        return self.software is None or case.resolved.profile.name == self.software
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Cases with their weights, all parameters at their priors, and which of them are free."""
+
+    cases: Sequence[Case]
+    weights: Array
+    parameters: Sequence[Parameter]
+    free: Sequence[int] = ()
+
+    @property
+    def start(self) -> Array:
+        return np.log([self.parameters[i].value for i in self.free])
+
+    @property
+    def spread(self) -> Array:
+        return np.array([self.parameters[i].log_sd for i in self.free])
+
+    def coefficients(self, case: Case, x: Array) -> Coefficients:
+        """Of one case, at sets of free parameters x of shape (sets, free); arrays of shape (sets, 1)."""
+        values: dict[str, Any] = {}
+        position = {index: k for k, index in enumerate(self.free)}
+        for i, p in enumerate(self.parameters):
+            if p.applies(case):
+                k = position.get(i)
+                value = np.full((len(x), 1), p.value) if k is None else np.exp(x[:, k : k + 1])
+                values[p.coefficient] = values.get(p.coefficient, 1.0) * value
+        for name in {p.coefficient for p in self.parameters if p.architecture}:
+            values[name] = np.minimum(values[name], PLAUSIBLE[name].high)
+        return Coefficients(**values)
+
+    def log_errors(self, x: Array) -> Array:
+        """ln(measured / predicted), shape (sets, cases)."""
+        x = np.atleast_2d(x)
+        out = np.empty((len(x), len(self.cases)))
+        for j, case in enumerate(self.cases):
+            out[:, j] = case.log_error(self.coefficients(case, x))
+        return out
+
+    def residuals(self, x: Array) -> Array:
+        """In noise spreads, weighted; shape (sets, cases)."""
+        return np.asarray(self.weights * self.log_errors(x) / NOISE)
+
+    def differences(self, x: Array) -> tuple[Array, Array]:
+        """(residuals at x, their derivatives; shape (cases, free)), all sets of one call at once."""
+        around = self.residuals(np.vstack([x, x + np.eye(len(x)) * STEP]))
+        return around[0], (around[1:] - around[0]).T / STEP
+
+    def with_free(self, free: Sequence[int]) -> Problem:
+        return Problem(self.cases, self.weights, self.parameters, tuple(free))
+
+    def without(self, out: NDArray[np.bool_]) -> Problem:
+        kept = [case for case, o in zip(self.cases, out, strict=True) if not o]
+        return Problem(kept, self.weights[~out], self.parameters, self.free)
 
 
 def fit(
@@ -82,7 +192,7 @@ def fit(
     *,
     name: str | None = None,
 ) -> Calibration:
-    """Coefficients of the step from measured runs.
+    """Coefficients of the step of one stack, from its measured runs.
 
     Parameters
     ----------
@@ -99,202 +209,263 @@ def fit(
     ------
     FitError : no run has a speed, the runs are of several profiles, or a name in `hold` is unknown.
     """
-    cases = _cases(list(runs), software)
-    held = dict(hold) if isinstance(hold, Mapping) else dict.fromkeys(hold)
-    for key in held:
-        if key not in COEFFICIENT_NAMES:
-            near = close_matches(str(key), COEFFICIENT_NAMES) or list(COEFFICIENT_NAMES)
-            raise FitError(f"hold: {key!r} is no coefficient; did you mean {', '.join(near)}?")
-    priors = _priors(cases, held)
-    weights = _weights([c.run for c in cases])
-    free, why = _identified(cases, weights, priors)
-    best, covariance = _solve(cases, weights, priors, free)
-    errors = np.array([case.log_error(best) for case in cases])
-    left_out, by = _left_out(cases, weights, priors, free)
-    memory = _memory_errors([c.run for c in cases])
-    profile = cases[0].resolved.profile
-    coefficients = {
-        n: Coefficient(
-            value=float(getattr(best, n)),
-            log_sd=math.sqrt(covariance[free.index(n), free.index(n)]) if n in free else priors[n].log_sd,
-            fitted=n in free,
-            why="" if n in free else why[n],
-        )
-        for n in COEFFICIENT_NAMES
-    }
-    spread = left_out if left_out is not None else errors
-    return Calibration(
-        name=name or f"{profile.name}-{date.today().isoformat()}",
-        software=profile.name,
-        date=date.today().isoformat(),
-        coefficients=coefficients,
-        covariance={a: {b: float(covariance[i, j]) for j, b in enumerate(free)} for i, a in enumerate(free)},
-        architecture_factors=cases[0].resolved.calibration.architecture_factors,
-        num_runs=len(cases),
-        in_sample_error=_mean_error(errors),
-        cross_validated_error=None if left_out is None else _mean_error(left_out),
-        cross_validated_by=by,
-        log_sd_time=max(float(np.sqrt(np.mean(spread**2))), LEAST_LOG_SD),
-        log_sd_memory=(
-            max(float(np.sqrt(np.mean(memory**2))), LEAST_LOG_SD)
-            if memory.size
-            else cases[0].resolved.calibration.log_sd_memory
-        ),
-        range=_range(cases),
-        data=_fingerprint(cases),
-        notes=(f"fitted on {len(cases)} runs of {', '.join(sorted({c.run.source or 'no source' for c in cases}))}",),
-    )
-
-
-# ------------------------------------------------------------------------------------------------ preparation
-def _cases(runs: Sequence[MeasuredRun], software: str | None) -> list[_Case]:
-    runs = [run for run in runs if any(getattr(run, f) is not None for f in SPEED_FIELDS)]
-    if not runs:
-        raise FitError(f"no run has a measured speed; give one of {', '.join(SPEED_FIELDS)}")
+    runs = _with_speed(runs)
     profiles = {run.job.software for run in runs}
     if software is None and len(profiles) > 1:
         raise FitError(f"the runs are of several profiles ({', '.join(sorted(profiles))}); say which with software=")
-    out = []
-    for run in runs:
-        job = run.job
-        changes: dict[str, Any] = {"on_oom": "report", "calibration": None}
-        if software is not None:
-            changes["software"] = software
-        resolved = resolve(job.model_copy(update=changes))
-        batch, accumulation = choose_batch(resolved, [])
-        times = epoch(resolved, batch, accumulation)
-        whole = run.run_hours is not None and all(getattr(run, f) is None for f in SPEED_FIELDS[:-1])
-        habits = resolved.profile.run
-        saves = math.ceil(job.epochs - 1e-9) if habits.saves_each_epoch else 0
-        saving = float(cost.save_seconds(saved_bytes=saved_bytes(resolved), bytes_per_s=habits.save_bytes_per_s))
-        beside = saves * saving + habits.startup_s if whole else 0.0
-        out.append(_Case(run, resolved, times, beside, math.ceil(job.epochs * times.steps - 1e-9)))
+    cases = [_case(run, software) for run in runs]
+    problem = Problem(cases, _weights(runs), _parameters(cases, _held(hold)))
+    problem, why = _identified(problem)
+    profile = cases[0].resolved.profile
+    return _calibration(problem, why, name or f"{profile.name}-{date.today().isoformat()}", profile.name)
+
+
+def fit_stacks(runs: Iterable[MeasuredRun], *, name: str, base: str = "hf-peft") -> Calibration:
+    """One calibration for many stacks: shared coefficients with factors by architecture and by stack.
+
+    Parameters
+    ----------
+    runs : with a measured speed and each its own `software`.
+    name : of the calibration.
+    base : the profile whose priors hold.
+
+    Runs that cannot be resolved (a model or GPU that is not known) are left out; `Calibration.notes` counts them.
+    """
+    cases, refused = [], 0
+    for run in _with_speed(runs):
+        try:
+            cases.append(_case(run, None))
+        except MoECostError:
+            refused += 1
+    if not cases:
+        raise FitError("none of the runs can be predicted; estimate() says why of each")
+    problem = Problem(cases, _weights([c.run for c in cases]), stack_parameters(cases, base))
+    problem, why = _identified(problem)
+    found = _calibration(problem, why, name, base)
+    return found.model_copy(update={"notes": (*found.notes, f"{refused} runs could not be predicted")})
+
+
+def stack_parameters(cases: Sequence[Case], base: str) -> list[Parameter]:
+    """Shared coefficients at the priors of `base`, factors by architecture and by stack where runs have them."""
+    profile = SoftwareProfile.load(base)
+    out = [_parameter(n, profile, {}) for n in COEFFICIENT_NAMES]
+    seen = {c.resolved.gpu.architecture for c in cases}
+    for coefficient, factors in ARCHITECTURE_FACTORS.items():
+        for architecture, value in factors.items():
+            log_sd = FACTOR_LOG_SD if architecture in seen else 0.0
+            out.append(Parameter(coefficient, value, log_sd, "relative to Ampere", architecture=architecture))
+    stacks = sorted({c.resolved.profile.name for c in cases})
+    return out + [Parameter("time_factor", 1.0, FACTOR_LOG_SD, "shrunk to 1", software=s) for s in stacks]
+
+
+# ------------------------------------------------------------------------------------------------ preparation
+def _with_speed(runs: Iterable[MeasuredRun]) -> list[MeasuredRun]:
+    runs = list(runs) if isinstance(runs, Iterable) else [runs]
+    if not all(isinstance(run, MeasuredRun) for run in runs):
+        raise FitError("runs must be a list of MeasuredRun; moecost.measurements.read() makes them from files")
+    found = [run for run in runs if any(getattr(run, f) is not None for f in SPEED_FIELDS)]
+    if not found:
+        raise FitError(f"no run has a measured speed; give one of {', '.join(SPEED_FIELDS)}")
+    return found
+
+
+def _case(run: MeasuredRun, software: str | None) -> Case:
+    job = run.job
+    changes: dict[str, Any] = {"on_oom": "report", "calibration": None}
+    if software is not None:
+        changes["software"] = software
+    resolved = resolve(job.model_copy(update=changes))
+    times = epoch(resolved, *choose_batch(resolved, []))
+    whole = run.run_hours is not None and all(getattr(run, f) is None for f in SPEED_FIELDS[:-1])
+    habits = resolved.profile.run
+    saves = math.ceil(job.epochs - 1e-9) if habits.saves_each_epoch else 0
+    saving = float(cost.save_seconds(saved_bytes=saved_bytes(resolved), bytes_per_s=habits.save_bytes_per_s))
+    beside = saves * saving + habits.startup_s if whole else 0.0
+    return Case(run, resolved, times, beside, max(math.ceil(job.epochs * times.steps - 1e-9), 1))
+
+
+def _held(hold: Mapping[str, float] | Collection[str]) -> dict[str, float | None]:
+    if isinstance(hold, str):
+        hold = [hold]
+    held: dict[str, float | None] = dict(hold) if isinstance(hold, Mapping) else dict.fromkeys(hold)
+    for key, value in held.items():
+        if key not in COEFFICIENT_NAMES:
+            near = close_matches(str(key), COEFFICIENT_NAMES) or list(COEFFICIENT_NAMES)
+            raise FitError(f"hold: {key!r} is no coefficient; did you mean {', '.join(near)}?")
+        low, high = PLAUSIBLE[key].low, PLAUSIBLE[key].high
+        if value is not None and not (isinstance(value, int | float) and low <= value <= high):
+            raise FitError(f"hold: {key}={value!r} is not plausible; it lies between {low:g} and {high:g}")
+    return held
+
+
+def _parameters(cases: Sequence[Case], held: Mapping[str, float | None]) -> list[Parameter]:
+    """The coefficients at the priors of the cases' profile; architecture factors of its calibration are fixed."""
+    first = cases[0].resolved
+    out = [_parameter(n, first.profile, held) for n in COEFFICIENT_NAMES]
+    for coefficient, factors in first.calibration.architecture_factors.items():
+        out += [Parameter(coefficient, v, 0.0, architecture=a) for a, v in factors.items()]
     return out
 
 
-@dataclass(frozen=True)
-class _Prior:
-    value: float
-    log_sd: float
-    why: str
-
-
-def _priors(cases: Sequence[_Case], held: Mapping[str, float | None]) -> dict[str, _Prior]:
-    """What is expected of each coefficient before the runs are seen: the profile's word, else the general one."""
-    profile: SoftwareProfile = cases[0].resolved.profile
-    general, out = Coefficients(), {}
-    for name in COEFFICIENT_NAMES:
-        said = profile.priors.get(name)
-        value = said.value if said else float(getattr(general, name))
-        log_sd = said.log_sd if said else PLAUSIBLE[name].log_sd
-        why = f"prior of {profile.name}: {said.source}" if said else "general prior"
-        if name in held:
-            asked = held[name]
-            value, log_sd, why = (value if asked is None else float(asked)), 0.0, "held as asked"
-        out[name] = _Prior(value, log_sd, why)
-    return out
+def _parameter(name: str, profile: SoftwareProfile, held: Mapping[str, float | None]) -> Parameter:
+    """What is expected of a coefficient before the runs are seen: the profile's word, else the general one."""
+    said = profile.priors.get(name)
+    value = said.value if said else float(getattr(Coefficients(), name))
+    if name in held:
+        asked = held[name]
+        return Parameter(name, value if asked is None else float(asked), 0.0, "held as asked")
+    if said:
+        return Parameter(name, said.value, said.log_sd, f"prior of {profile.name}: {said.source}")
+    return Parameter(name, value, PLAUSIBLE[name].log_sd, "general prior")
 
 
 def _weights(runs: Sequence[MeasuredRun]) -> Array:
     """Square roots of weights: each source counts alike, as the square root of its runs."""
     counts: dict[str, int] = {}
     for run in runs:
-        counts[run.source] = counts.get(run.source, 0) + 1
-    weights = np.array([counts[run.source] ** -0.5 for run in runs])
+        counts[source_of(run)] = counts.get(source_of(run), 0) + 1
+    weights = np.array([counts[source_of(run)] ** -0.5 for run in runs])
     return np.asarray(np.sqrt(weights / weights.mean()))
 
 
 # ------------------------------------------------------------------------------------------------ the fit
-def _at(priors: Mapping[str, _Prior], free: Sequence[str], x: Array) -> Coefficients:
-    values: dict[str, Any] = {name: p.value for name, p in priors.items()}
-    return Coefficients(**(values | dict(zip(free, np.exp(x).tolist(), strict=True))))
+def _identified(problem: Problem) -> tuple[Problem, dict[str, str]]:
+    """(the problem with what the runs can determine set free, why the others are held).
 
-
-def _residuals(
-    cases: Sequence[_Case], weights: Array, priors: Mapping[str, _Prior], free: Sequence[str]
-) -> Callable[[Array], Array]:
-    def residuals(x: Array) -> Array:
-        c = _at(priors, free, x)
-        return np.asarray(weights * np.array([case.log_error(c) for case in cases]) / NOISE)
-
-    return residuals
-
-
-def _start(priors: Mapping[str, _Prior], free: Sequence[str]) -> tuple[Array, Array]:
-    return np.log([priors[n].value for n in free]), np.array([priors[n].log_sd for n in free])
-
-
-def _identified(
-    cases: Sequence[_Case], weights: Array, priors: Mapping[str, _Prior]
-) -> tuple[list[str], dict[str, str]]:
-    """(coefficients that the runs can determine, why the others are held).
-
-    Weakest first, coefficients are held until the runs shrink the spread of each one that is left.
+    Weakest first, parameters are held until the runs shrink the prior spread of each one that is left.
     """
-    why = {name: p.why for name, p in priors.items()}
-    free = [name for name, p in priors.items() if p.log_sd > 0]
-    if not free:
-        return [], why
-    x, sd = _start(priors, free)
-    residuals = _residuals(cases, weights, priors, free)
-    at = residuals(x)
-    jacobian = np.stack([(residuals(x + h) - at) / STEP for h in np.eye(len(x)) * STEP], axis=1)
-    keep = list(range(len(free)))
+    why = {p.name: p.why for p in problem.parameters}
+    problem = problem.with_free([i for i, p in enumerate(problem.parameters) if p.log_sd > 0])
+    if not problem.free:
+        return problem, why
+    _, jacobian = problem.differences(problem.start)
+    keep, spread = list(range(len(problem.free))), problem.spread
     while keep:
-        information = jacobian[:, keep].T @ jacobian[:, keep] + np.diag(sd[keep] ** -2.0)
-        shrunk = np.sqrt(np.diag(np.linalg.inv(information))) / sd[keep]
+        information = jacobian[:, keep].T @ jacobian[:, keep] + np.diag(spread[keep] ** -2.0)
+        shrunk = np.sqrt(np.diag(np.linalg.inv(information))) / spread[keep]
         worst = int(np.argmax(shrunk))
         if shrunk[worst] <= IDENTIFIED:
             break
-        name = free[keep.pop(worst)]
+        name = problem.parameters[problem.free[keep.pop(worst)]].name
         why[name] = f"{why[name]}; these runs cannot tell it apart (spread {100 * shrunk[worst]:.0f} % of the prior's)"
-    return [free[i] for i in keep], why
+    return problem.with_free([problem.free[k] for k in keep]), why
 
 
-STEP: Final = 0.02
-"""Step of finite differences in the logarithm: wide enough to average over waves of tiles."""
-
-
-def _solve(
-    cases: Sequence[_Case], weights: Array, priors: Mapping[str, _Prior], free: Sequence[str]
-) -> tuple[Coefficients, Array]:
-    """(best coefficients, covariance of the logarithms of the free ones)."""
-    if not free:
-        return _at(priors, free, np.array([])), np.zeros((0, 0))
+def solve(problem: Problem) -> tuple[Array, Array]:
+    """(logarithms of the free parameters at the best fit, their covariance)."""
+    if not problem.free:
+        return np.zeros(0), np.zeros((0, 0))
     from scipy.optimize import least_squares
 
-    start, sd = _start(priors, free)
-    low = np.log([PLAUSIBLE[n].low for n in free])
-    high = np.log([PLAUSIBLE[n].high for n in free])
-    runs = _residuals(cases, weights, priors, free)
+    start, spread = problem.start, problem.spread
+    low, high = np.transpose([problem.parameters[i].bounds for i in problem.free])
+    last: dict[bytes, tuple[Any, Any]] = {}
 
-    def robust(x: Array) -> Array:
-        """Residuals whose square is the soft-L1 loss, so that the priors beside them stay quadratic."""
-        r = runs(x) / SOFT
-        loss = 2.0 * (np.sqrt(1.0 + r**2) - 1.0)
-        return np.concatenate([np.sign(r) * np.sqrt(loss) * SOFT, (x - start) / sd])
+    def both(x: Any) -> tuple[Any, Any]:
+        """Residuals whose square is the soft-L1 loss, so that the priors beside them stay quadratic; derivatives."""
+        key = x.tobytes()
+        if key not in last:
+            last.clear()
+            r, jacobian = problem.differences(x)
+            u = r / SOFT
+            root = np.sqrt(1.0 + u**2)
+            size = np.sqrt(2.0 * (root - 1.0))
+            slope = np.divide(np.abs(u), root * size, out=np.ones_like(u), where=size > 1e-9)
+            robust = np.concatenate([np.sign(r) * size * SOFT, (x - start) / spread])
+            last[key] = robust, np.vstack([slope[:, None] * jacobian, np.diag(1.0 / spread)])
+        return last[key]
+
+    def residuals(x: Any) -> Any:
+        return both(x)[0]
+
+    def jacobian(x: Any) -> Any:
+        return both(x)[1]
 
     found = least_squares(
-        robust,
+        residuals,
         np.clip(start, low + 1e-9, high - 1e-9),
+        jac=jacobian,
         bounds=(low, high),
         x_scale=0.1,
-        diff_step=[STEP] * len(free),
-        xtol=1e-6,
+        xtol=1e-5,
+        ftol=1e-7,
     )
-    spread = max(float(np.mean(runs(found.x) ** 2)), (LEAST_LOG_SD / NOISE) ** 2)
-    jacobian = np.asarray(found.jac)[: len(cases)]
-    information = jacobian.T @ jacobian / spread + np.diag(sd**-2.0)
-    return _at(priors, free, found.x), np.linalg.inv(information)
+    left, slopes = problem.differences(found.x)
+    noise = max(float(np.mean(left**2)), (LEAST_LOG_SD / NOISE) ** 2)
+    return np.asarray(found.x), np.asarray(np.linalg.inv(slopes.T @ slopes / noise + np.diag(spread**-2.0)))
 
 
-SOFT: Final = 2.0
-"""Noise spreads beyond which a run's pull grows no further."""
+def _calibration(problem: Problem, why: Mapping[str, str], name: str, software: str) -> Calibration:
+    best, covariance = solve(problem)
+    cases, runs = problem.cases, [c.run for c in problem.cases]
+    errors = problem.log_errors(best)[0]
+    left_out, by = left_out_errors(problem, [group_of(run) for run in runs])
+    memory = _memory_errors(runs)
+    first = cases[0].resolved.calibration
+    spread = left_out if left_out is not None else errors
+    free = {index: k for k, index in enumerate(problem.free)}
+    coefficients: dict[str, Coefficient] = {}
+    architectures: dict[str, dict[str, float]] = {}
+    stacks: dict[str, float] = {}
+    for i, p in enumerate(problem.parameters):
+        value = float(np.exp(best[free[i]])) if i in free else p.value
+        if p.architecture is not None:
+            architectures.setdefault(p.coefficient, {})[p.architecture] = value
+        elif p.software is not None:
+            stacks[p.software] = value
+        else:
+            coefficients[p.coefficient] = Coefficient(
+                value=value,
+                log_sd=math.sqrt(covariance[free[i], free[i]]) if i in free else p.log_sd,
+                fitted=i in free,
+                why="" if i in free else why[p.name],
+            )
+    names = [problem.parameters[i].name for i in problem.free]
+    return Calibration(
+        name=name,
+        software=software,
+        date=date.today().isoformat(),
+        coefficients=coefficients,
+        covariance={a: {b: float(covariance[i, j]) for j, b in enumerate(names)} for i, a in enumerate(names)},
+        architecture_factors=architectures,
+        software_factors=stacks,
+        num_runs=len(cases),
+        in_sample_error=_mean_error(errors),
+        cross_validated_error=None if left_out is None else _mean_error(left_out),
+        cross_validated_by=by,
+        log_sd_time=max(_robust_spread(spread), LEAST_LOG_SD),
+        log_sd_memory=max(_robust_spread(memory), LEAST_LOG_SD) if memory.size else first.log_sd_memory,
+        range=_range(cases),
+        data=_fingerprint(cases),
+        notes=(f"fitted on {len(cases)} runs of {', '.join(sorted({source_of(run) for run in runs}))}",),
+    )
 
 
 # ------------------------------------------------------------------------------------------------ errors
 def _mean_error(log_errors: Array) -> float:
     return float(np.mean(np.abs(np.expm1(-log_errors))))
+
+
+def _robust_spread(log_errors: Array) -> float:
+    """Standard deviation of a normal law with the same 80 % quantile of |log error|: a few wild runs do not rule it."""
+    if log_errors.size < FEW:
+        return float(np.sqrt(np.mean(log_errors**2)))
+    return float(np.quantile(np.abs(log_errors), 0.8)) / Z80
+
+
+FEW: Final = 10
+"""Runs below which a quantile says less than the mean square."""
+
+
+Z80: Final = 1.2816
+"""|z| that a normal variable stays below with probability 0.8."""
+
+
+def source_of(run: MeasuredRun) -> str:
+    """The publisher of a run: the first part of its group, else its source."""
+    if run.group is not None and "/" in run.group:
+        return run.group.split("/")[0]
+    return run.source or "no source"
 
 
 def group_of(run: MeasuredRun) -> str:
@@ -311,24 +482,20 @@ def _model_name(run: MeasuredRun) -> str:
     return model if isinstance(model, str) else str(getattr(model, "name", model))
 
 
-def _left_out(
-    cases: Sequence[_Case], weights: Array, priors: Mapping[str, _Prior], free: Sequence[str]
-) -> tuple[Array | None, str]:
+def left_out_errors(problem: Problem, groups: Sequence[str], folds: int = FOLDS) -> tuple[Array | None, str]:
     """(log errors of each run, predicted by a fit without its group; how the runs were split)."""
-    groups = [group_of(c.run) for c in cases]
     names = sorted(set(groups))
     if len(names) < 2:
         return None, ""
-    folds = [names[i :: min(FOLDS, len(names))] for i in range(min(FOLDS, len(names)))]
-    errors = np.empty(len(cases))
-    for fold in folds:
+    split = [names[i :: min(folds, len(names))] for i in range(min(folds, len(names)))]
+    errors = np.empty(len(problem.cases))
+    for fold in split:
         out = np.array([g in fold for g in groups])
-        kept = [case for case, o in zip(cases, out, strict=True) if not o]
-        best, _ = _solve(kept, weights[~out], priors, free)
-        for i, case in enumerate(cases):
-            if out[i]:
-                errors[i] = case.log_error(best)
-    return errors, f"{len(folds)} folds of {len(names)} groups (runs that differ in their batch alone are one group)"
+        best, _ = solve(problem.without(out))
+        apart = Problem([c for c, o in zip(problem.cases, out, strict=True) if o], problem.weights[out],
+                        problem.parameters, problem.free)  # fmt: skip
+        errors[out] = apart.log_errors(best)[0]
+    return errors, f"{len(split)} folds of {len(names)} groups (runs that differ in their batch alone are one group)"
 
 
 def _memory_errors(runs: Sequence[MeasuredRun]) -> Array:
@@ -341,7 +508,7 @@ def _memory_errors(runs: Sequence[MeasuredRun]) -> Array:
     return np.array(errors)
 
 
-def _range(cases: Sequence[_Case]) -> dict[str, tuple[float, float]]:
+def _range(cases: Sequence[Case]) -> dict[str, tuple[float, float]]:
     batches = [float(np.max(c.times.batches.sequences)) for c in cases]
     shortest = [float(np.min(c.times.batches.padded_length)) for c in cases]
     longest = [float(c.resolved.worst_length) for c in cases]
@@ -351,7 +518,7 @@ def _range(cases: Sequence[_Case]) -> dict[str, tuple[float, float]]:
     }
 
 
-def _fingerprint(cases: Sequence[_Case]) -> str:
+def _fingerprint(cases: Sequence[Case]) -> str:
     """Hash of the runs, so that a calibration can be traced to its data."""
     text = "\n".join(sorted(repr(c.run.model_dump(exclude={"job": {"model", "calibration"}})) for c in cases))
     return f"sha256:{hashlib.sha256(text.encode()).hexdigest()[:16]}"

@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from moecost import catalog
 from moecost.architecture import ModelSpec
 from moecost.calibration import Calibration
+from moecost.checked import Checked
 from moecost.dataset_spec import DatasetSpec
 from moecost.errors import InvalidInputError, close_matches
 from moecost.specs import GPUSpec, Market, NodeSpec, PriceQuote
@@ -28,8 +29,19 @@ def _one_of(kind: str, known: tuple[str, ...]) -> BeforeValidator:
     def check(value: Any) -> Any:
         if value is None or (isinstance(value, str) and value in known):
             return value
-        near = close_matches(str(value), known) or list(known)
-        raise ValueError(f"{value!r} is not a {kind}; did you mean {', '.join(map(repr, near))}?")
+        near = close_matches(f"{value:.80}", known) if isinstance(value, str) else []
+        raise ValueError(f"{value!r:.80} is not a {kind}; did you mean {', '.join(map(repr, near or known))}?")
+
+    return BeforeValidator(check)
+
+
+def _given(what: str, *types: type) -> BeforeValidator:
+    """One of some types, and not empty."""
+
+    def check(value: Any) -> Any:
+        if value is None or (isinstance(value, types) and not isinstance(value, bool) and value != ""):
+            return value
+        raise ValueError(f"{value!r:.80} cannot be used; give {what}")
 
     return BeforeValidator(check)
 
@@ -37,12 +49,37 @@ def _one_of(kind: str, known: tuple[str, ...]) -> BeforeValidator:
 def _whole(value: Any) -> Any:
     """Whole numbers only: 4 and 4.0, not 4.5, not '4', not True."""
     if isinstance(value, bool | str):
-        raise ValueError(f"{value!r} is not a whole number; write it without quotes")
+        raise ValueError(f"{value!r:.80} is not a whole number; write it without quotes")
     return value
 
 
+def _real(value: Any) -> Any:
+    """Numbers only: not '4', not True."""
+    if isinstance(value, bool | str):
+        raise ValueError(f"{value!r:.80} is not a number; write it without quotes")
+    return value
+
+
+def _price(value: Any) -> Any:
+    what = "give $/GPU-hour from 0 to 1,000,000, a provider's name, or a PriceQuote"
+    if isinstance(value, bool) or not isinstance(value, int | float | str | PriceQuote | dict | None):
+        raise ValueError(f"{value!r:.80} is not a price; {what}")
+    if value in ("", {}) or (isinstance(value, int | float) and not 0 <= value <= 1e6):
+        raise ValueError(f"{value!r:.80} is not a price; {what}")
+    return PriceQuote.model_validate(value) if isinstance(value, dict) else value
+
+
+def _model_of_json(value: Any) -> Any:
+    """A whole spec that went through JSON; other mappings are configs."""
+    return ModelSpec.model_validate(value) if isinstance(value, dict) and {"name", "config"} <= value.keys() else value
+
+
+def _spec_of_json(spec: type[BaseModel]) -> BeforeValidator:
+    return BeforeValidator(lambda value: spec.model_validate(value) if isinstance(value, dict) else value)
+
+
 def _checkpointing(value: Any) -> Any:
-    return {True: "full", False: "none"}.get(value, value) if isinstance(value, bool) else value
+    return {True: "full", False: "none"}[value] if isinstance(value, bool) else value
 
 
 def _targets(value: Any) -> Any:
@@ -50,10 +87,12 @@ def _targets(value: Any) -> Any:
 
 
 Count = Annotated[int, BeforeValidator(_whole), Field(ge=1, le=2**40)]
+Real = Annotated[float, BeforeValidator(_real)]
+Target = Annotated[str, Field(min_length=1, max_length=500)]
 Degree = Annotated[int, BeforeValidator(_whole), Field(ge=1, le=2**20)]
 
 
-class Job(BaseModel):
+class Job(Checked):
     """A fine-tuning run. In every field None means: the software profile's habit.
 
     Fields that do not exist, contradict each other or lie out of range are refused with `InvalidInputError`, which
@@ -67,26 +106,38 @@ class Job(BaseModel):
         frozen=True, extra="forbid", protected_namespaces=(), arbitrary_types_allowed=True, allow_inf_nan=False
     )
 
-    model: str | Path | dict[str, Any] | ModelSpec
+    model: Annotated[
+        str | Path | dict[str, Any] | ModelSpec,
+        _given("a catalogue name or Hub id, a path, a config or a ModelSpec", str, Path, dict, ModelSpec),
+        BeforeValidator(_model_of_json),
+    ]
     """Catalogue name, alias or Hub id; a spec or `config.json` (path or dict)."""
-    model_overrides: dict[str, Any] | None = None
+    model_overrides: Annotated[dict[str, Any] | None, _given("a mapping of config fields", dict)] = None
     """Fields of the model's config to replace."""
-    gpu: str | Path | GPUSpec
+    gpu: Annotated[
+        str | Path | GPUSpec, _given("a GPU's name, a path or a GPUSpec", str, Path, GPUSpec), _spec_of_json(GPUSpec)
+    ]
     num_gpus: Degree = 1
-    node: str | NodeSpec | None = None
+    node: Annotated[
+        str | NodeSpec | None, _given("a machine type's name or a NodeSpec", str, NodeSpec), _spec_of_json(NodeSpec)
+    ] = None
     gpus_per_node: Degree | None = None
 
-    dataset: str | Path | DatasetSpec | None = None
+    dataset: Annotated[
+        str | Path | DatasetSpec | None,
+        _given("a data set's name, a path or a DatasetSpec", str, Path, DatasetSpec),
+        _spec_of_json(DatasetSpec),
+    ] = None
     num_queries: Count | None = None
     """Training queries of an epoch; overrides the data set's number."""
     sequence_length: Annotated[int, BeforeValidator(_whole), Field(ge=1, le=MAX_TOKENS)] | None = None
     """Longest sequence: truncation, padding or packing length; None: the data set's longest. [token]"""
     padding: Literal["longest", "max_length", "packed"] | None = None
-    epochs: Annotated[float, Field(gt=0, le=1e6)] = 1.0
+    epochs: Annotated[Real, Field(gt=0, le=1e6)] = 1.0
 
     method: Annotated[Method, _one_of("method", ("full", "lora", "qlora", "dora"))] = "full"
     lora_rank: Annotated[int, BeforeValidator(_whole), Field(ge=1, le=65536)] = 16
-    lora_targets: Annotated[tuple[str, ...], BeforeValidator(_targets), Field(min_length=1)] = ("all-linear",)
+    lora_targets: Annotated[tuple[Target, ...], BeforeValidator(_targets), Field(min_length=1)] = ("all-linear",)
     weight_dtype: Annotated[str, _one_of("weight format", tuple(WEIGHT_FORMATS))] | None = None
     compute_dtype: Annotated[str, _one_of("compute type", tuple(COMPUTE_BYTES))] | None = None
     optimizer: Annotated[str, _one_of("optimizer", tuple(OPTIMIZERS))] = "adamw"
@@ -99,7 +150,7 @@ class Job(BaseModel):
     global_batch_size: Count | None = None
     num_experts_per_tok: Annotated[int, BeforeValidator(_whole), Field(ge=1)] | None = None
 
-    zero_stage: Annotated[int, Field(ge=0, le=3)] | None = None
+    zero_stage: Annotated[int, BeforeValidator(_whole), Field(ge=0, le=3)] | None = None
     tensor_parallel_size: Degree = 1
     pipeline_parallel_size: Degree = 1
     expert_parallel_size: Degree = 1
@@ -108,7 +159,7 @@ class Job(BaseModel):
     expert_tensor_parallel_size: Degree | None = None
     sequence_parallel: bool | None = None
     moe_dispatch: Literal["alltoall", "allgather", "deepep", "deepep-uccl", "hybridep"] | None = None
-    capacity_factor: Annotated[float, Field(gt=0, le=1e4)] | None = None
+    capacity_factor: Annotated[Real, Field(gt=0, le=1e4)] | None = None
     forced_balance: bool | None = None
     cuda_graphs: Literal["none", "partial", "full"] | None = None
     comm_overlap: bool | None = None
@@ -116,17 +167,15 @@ class Job(BaseModel):
     offload: Literal["none", "optimizer", "parameters", "nvme"] = "none"
 
     software: str = "hf-peft"
-    calibration: str | Path | Calibration | None = None
-    price: Annotated[float, Field(ge=0, le=1e6)] | str | PriceQuote | None = None
+    calibration: Annotated[
+        str | Path | Calibration | None,
+        _given("a calibration's name, a path or a Calibration", str, Path, Calibration),
+        _spec_of_json(Calibration),
+    ] = None
+    price: Annotated[float | str | PriceQuote | None, BeforeValidator(_price)] = None
     """$/GPU-hour, a provider of the catalogue, or a quote; None: the median of the catalogue's quotes."""
     market: Market = "on_demand"
     on_oom: Literal["raise", "report"] = "raise"
-
-    def __init__(self, **fields: Any) -> None:
-        try:
-            super().__init__(**fields)
-        except ValidationError as error:
-            raise InvalidInputError(catalog.explain(error, Job)) from None
 
     @classmethod
     def from_yaml(cls, path: str | Path) -> Self:

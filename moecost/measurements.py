@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
-from moecost.catalog import explain
-from moecost.errors import InvalidInputError
+from moecost.checked import Checked
 from moecost.job import Job
 
 Measured = Annotated[float, Field(gt=0)]
@@ -16,7 +15,7 @@ SPEED_FIELDS = ("step_seconds", "queries_per_second", "tokens_per_second", "run_
 """Measured fields that tell the time of a step, the most direct first."""
 
 
-class MeasuredRun(BaseModel):
+class MeasuredRun(Checked):
     """What was measured of a run; any subset of the measured fields.
 
     Attributes
@@ -43,12 +42,6 @@ class MeasuredRun(BaseModel):
     source: str = ""
     group: str | None = None
     trust: Literal[1, 2, 3] = 3
-
-    def __init__(self, **fields: Any) -> None:
-        try:
-            super().__init__(**fields)
-        except ValidationError as error:
-            raise InvalidInputError(explain(error, MeasuredRun)) from None
 
     @model_validator(mode="after")
     def _measured(self) -> Self:

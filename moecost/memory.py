@@ -23,10 +23,10 @@ from typing import Any, Final, Literal, TypeAlias
 import numpy as np
 
 from moecost.arrays import FloatLike, as_float
+from moecost.footprint import holders, per_gpu, trained_elements, trained_per_gpu, vector_parameters
 from moecost.quantities import Layers
 from moecost.software import MemoryHabits
-from moecost.step import all_parameters, trained_elements
-from moecost.workload import Block, Recipe, WeightUse, Workload, experts_per_token
+from moecost.workload import Block, Layout, Recipe, WeightUse, Workload, experts_per_token
 
 Moment: TypeAlias = Literal["loss", "backward", "gradients", "optimizer"]
 MOMENTS: Final[tuple[Moment, ...]] = ("loss", "backward", "gradients", "optimizer")
@@ -65,27 +65,36 @@ def moments(
     workload: Workload, habits: MemoryHabits, *, sequences: FloatLike, padded_length: FloatLike
 ) -> dict[Moment, MemoryParts]:
     """Allocated bytes at each moment of a step on micro-batches of `sequences` rows of `padded_length` tokens."""
-    recipe, tokens = workload.recipe, sequences * padded_length
-    trained, _, width = trained_elements(workload)
-    weights, adapters = weight_bytes(workload), 0.0 if recipe.trains_all else trained * width
-    gradients = trained * recipe.gradient_bytes
-    optimizer = trained * recipe.optimizer_bytes
-    kept = saved_activations(workload, habits, sequences=sequences, padded_length=padded_length)
-    inputs = quantized_inputs(workload, tokens=tokens) if habits.keeps_quantized_inputs else 0.0
+    recipe, layout = workload.recipe, workload.layout
+    tokens = sequences * padded_length / layout.context_parallel
+    _, _, width = trained_elements(workload)
+    stage, on_host = layout.zero_stage, layout.offload
+    weights = weight_bytes(workload)
+    adapters = 0.0 if recipe.trains_all else trained_per_gpu(workload, sharded=stage >= 3) * width
+    gradients = trained_per_gpu(workload, sharded=stage >= 2) * recipe.gradient_bytes
+    stepped = trained_per_gpu(workload, sharded=stage >= 1)
+    optimizer = stepped * recipe.optimizer_bytes if on_host == "none" else 0.0
+    flight = np.minimum(layout.pipeline_parallel, recipe.gradient_accumulation_steps) / layout.pipeline_parallel
+    kept = flight * saved_activations(workload, habits, sequences=sequences, padded_length=padded_length)
+    inputs = flight * quantized_inputs(workload, tokens=tokens) if recipe.keeps_inputs else 0.0
     live = live_layer(workload, habits, sequences=sequences, padded_length=padded_length)
     expanded = max((u.matrix.weights for _, u in workload.uses() if u.quantized), default=0) * recipe.compute_bytes
     per_logit = habits.logits_full_tuning if recipe.trains_all else habits.logits
-    logits = tokens * workload.model.vocab_size * per_logit
+    logits = tokens * workload.model.vocab_size * per_logit / layout.tensor_parallel
     early = np.where(np.asarray(recipe.gradient_accumulation_steps) > 1, gradients, 0.0)[()]
-    copies = habits.optimizer_transient * trained * width if recipe.optimizer_bytes else 0.0
+    copies = habits.optimizer_transient * stepped * width if recipe.optimizer_bytes and on_host == "none" else 0.0
+    gathered = gathered_bytes(workload) if stage >= 3 or on_host == "parameters" else 0.0
+    # a sharded layer's input is kept by the adapters' units once more until its backward pass is through
+    twice = habits.doubles_sharded_inputs and stage >= 3 and not recipe.trains_all
+    back = 2.0 * kept if twice and recipe.recompute >= 1.0 else kept
 
     def parts(gradients: FloatLike, activations: FloatLike, logits: FloatLike, buffers: FloatLike) -> MemoryParts:
         return MemoryParts(weights, adapters, gradients, optimizer, activations, logits, buffers)
 
     return {
-        "loss": parts(early, kept + inputs, logits, 0.0),
-        "backward": parts(early if recipe.trains_all else gradients, kept + inputs + live, 0.0, expanded),
-        "gradients": parts(gradients, inputs + live, 0.0, expanded),
+        "loss": parts(early, kept + inputs, logits, gathered),
+        "backward": parts(early if recipe.trains_all else gradients, back + inputs + live, 0.0, expanded + gathered),
+        "gradients": parts(gradients, inputs + live, 0.0, expanded + gathered),
         "optimizer": parts(gradients, 0.0, 0.0, copies),
     }
 
@@ -108,7 +117,8 @@ def max_micro_batch_size(workload: Workload, habits: MemoryHabits, *, padded_len
     def at(sequences: FloatLike) -> dict[Moment, MemoryParts]:
         return moments(workload, habits, sequences=sequences, padded_length=padded_length)
 
-    pair = np.reshape([1.0, 2.0], (2,) + (1,) * np.ndim(padded_length + np.asarray(capacity)))
+    one_of_them = peak(workload, habits, sequences=1.0, padded_length=padded_length)[0] + np.asarray(capacity)
+    pair = np.reshape([1.0, 2.0], (2,) + (1,) * np.ndim(one_of_them))
     rooms = []
     for parts in at(pair).values():
         one, two = np.broadcast_arrays(parts.device(habits), pair)[0]
@@ -137,14 +147,44 @@ def _least(values: Iterable[FloatLike]) -> Any:
 
 
 # ------------------------------------------------------------------------------------------------ parts
-def weight_bytes(workload: Workload) -> float:
-    """Bytes of the model's weights as held, adapters apart; a tied head once."""
-    recipe = workload.recipe
-    quantized = sum(n * u.matrix.copies * u.matrix.weights for n, u in workload.uses() if u.quantized)
-    return quantized * recipe.quantized_bytes + (all_parameters(workload) - quantized) * recipe.weight_bytes
+def weight_bytes(workload: Workload) -> FloatLike:
+    """Bytes of the model's weights that one GPU holds, adapters apart; a tied head once. [byte]"""
+    recipe, layout = workload.recipe, workload.layout
+
+    def held(use: WeightUse) -> FloatLike:
+        if not use.quantized:
+            return use.matrix.parameters * recipe.weight_bytes
+        biases = (use.matrix.parameters - use.matrix.copies * use.matrix.weights) * recipe.weight_bytes
+        return use.matrix.copies * use.matrix.weights * recipe.quantized_bytes + biases
+
+    if layout.offload == "parameters":
+        return 0.0
+    rest = vector_parameters(workload) * recipe.weight_bytes
+    return per_gpu(workload, held, rest, sharded=layout.zero_stage >= 3)
 
 
-def layer_activations(layers: Layers, recipe: Recipe, *, sequences: FloatLike, padded_length: FloatLike) -> FloatLike:
+def gathered_bytes(workload: Workload) -> FloatLike:
+    """Bytes of sharded (or streamed) weights that are whole at one time: two layers, embedding and head. [byte]"""
+    recipe, layout = workload.recipe, workload.layout
+    width = min(recipe.weight_bytes, recipe.compute_bytes)
+
+    def whole(use: WeightUse) -> FloatLike:
+        size = use.matrix.copies * use.matrix.weights * (recipe.quantized_bytes if use.quantized else width)
+        return size / holders(workload, use, sharded=False) * layout.pipeline_parallel
+
+    layers = [sum(whole(use) for use in block.uses) for block in workload.blocks]
+    ends = workload.model.embedding.parameters * width * (1 if workload.model.tied_head else 2)
+    return as_float(2.0 * _largest(layers) + ends / layout.tensor_parallel)
+
+
+def layer_activations(
+    layers: Layers,
+    recipe: Recipe,
+    layout: Layout = Layout(),  # noqa: B008  (frozen)
+    *,
+    sequences: FloatLike,
+    padded_length: FloatLike,
+) -> FloatLike:
     r"""Bytes that one layer keeps for its backward pass when nothing is recomputed.
 
     .. math:: A = T \left(4 h n_{norm} + 4 H + 4 K + 4 a + 8 E + k (4 h + 8 f) + 8 f_{dense}\right)
@@ -157,11 +197,14 @@ def layer_activations(layers: Layers, recipe: Recipe, *, sequences: FloatLike, p
     Source: counted; with E = 0 and plain heads it is Korthikanti et al. (arXiv:2205.05198) with flash attention.
     Check: Mixtral-8x7B 315,584 bytes a token and layer. Eager attention keeps 5 a s more (their Table 2).
     Mamba keeps its two projections and the scan's output, recomputes the convolution, and keeps the scan's states
-    once a sequence, as the fused kernel of mamba-ssm does.
+    once a sequence, as the fused kernel of mamba-ssm does. Tensor parallelism divides all but both sides of the
+    norms, which sequence parallelism divides as well.
     """
     width = recipe.compute_bytes
-    tokens = sequences * padded_length
-    elements: FloatLike = 2.0 * layers.hidden_size * layers.num_norms
+    tokens = sequences * padded_length / layout.context_parallel
+    elements: FloatLike = 2.0 * layers.hidden_size * layers.num_norms * recipe.stream_bytes / recipe.compute_bytes
+    if not layout.sequence_parallel:
+        elements = elements * layout.tensor_parallel  # divided below with all else
     extra: FloatLike = 0.0
     core = layers.attention
     if core is not None:
@@ -181,23 +224,31 @@ def layer_activations(layers: Layers, recipe: Recipe, *, sequences: FloatLike, p
         extra = extra + tokens * 8.0 * e.num_experts
     for ffn in layers.feed_forward:
         elements = elements + (4.0 if ffn.gated else 2.0) * ffn.intermediate_size
-    return tokens * width * elements + extra
+    return (tokens * width * elements + extra) / layout.tensor_parallel
 
 
 def _all_layers(
     workload: Workload, *, sequences: FloatLike, padded_length: FloatLike
 ) -> Iterable[tuple[Block, FloatLike]]:
     for block in workload.blocks:
-        yield block, layer_activations(block.layers, workload.recipe, sequences=sequences, padded_length=padded_length)
+        yield (
+            block,
+            layer_activations(
+                block.layers, workload.recipe, workload.layout, sequences=sequences, padded_length=padded_length
+            ),
+        )
 
 
 def saved_activations(
     workload: Workload, habits: MemoryHabits, *, sequences: FloatLike, padded_length: FloatLike
 ) -> FloatLike:
     """Bytes that all layers keep for the backward pass: their inputs alone where they are recomputed."""
-    tokens, recipe = sequences * padded_length, workload.recipe
+    recipe, layout = workload.recipe, workload.layout
     if recipe.recompute >= 1.0:
-        return sum(b.count * tokens * b.layers.hidden_size * recipe.compute_bytes for b in workload.blocks)
+        tokens = sequences * padded_length / layout.context_parallel
+        if layout.sequence_parallel:
+            tokens = tokens / layout.tensor_parallel
+        return as_float(sum(b.count * tokens * b.layers.hidden_size * recipe.stream_bytes for b in workload.blocks))
     found = _all_layers(workload, sequences=sequences, padded_length=padded_length)
     return habits.saved_layer * as_float(sum(block.count * kept for block, kept in found))
 
@@ -207,7 +258,7 @@ def live_layer(
 ) -> FloatLike:
     """Bytes of the one layer whose backward pass is under way, the largest of them."""
     found = [kept for _, kept in _all_layers(workload, sequences=sequences, padded_length=padded_length)]
-    return _largest(found) * habits.live_layer
+    return as_float(_largest(found) * habits.live_layer)
 
 
 def quantized_inputs(workload: Workload, *, tokens: FloatLike) -> FloatLike:

@@ -8,7 +8,7 @@ batches' support. To add a term, add an `Operator` here: time, breakdowns and ut
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
@@ -16,11 +16,19 @@ from numpy.typing import NDArray
 
 from moecost.arrays import FloatLike, as_float
 from moecost.coefficients import Coefficients
+from moecost.communication import (
+    all_reduce_bytes,
+    expert_parallel_bytes,
+    gather_bytes,
+    tensor_latency,
+    tensor_parallel_bytes,
+)
 from moecost.experts import LOAD_WEIGHTS, experts_touched, load_variation, rows_of_experts
+from moecost.footprint import REPLICATED, adapter_size, cut
 from moecost.quantities import LayerKind
 from moecost.roofline import gemm_compute_time, gemm_flops
-from moecost.software import HostWork, Launches, SoftwareProfile, Traffic
-from moecost.workload import Batches, Block, Device, Recipe, WeightUse, Workload, experts_per_token
+from moecost.software import Grouped, HostWork, Launches, SoftwareProfile, Traffic
+from moecost.workload import Batches, Block, Device, Layout, Recipe, WeightUse, Workload, experts_per_token
 
 SM_BUSY: Final = 0.95
 """SM use of a matrix product that is bound by compute: what profilers show at the rate that products reach."""
@@ -43,6 +51,8 @@ class Work:
     host : host work. [launches]
     host_s : host time beside launches. [s]
     sm : share of the SMs it keeps busy.
+    wire : seconds of transfers to other GPUs that nothing hides. [s]
+    stream : seconds of transfers that run beside the GPU's work. [s]
     """
 
     seconds: FloatLike = 0.0
@@ -52,6 +62,8 @@ class Work:
     host: FloatLike = 0.0
     host_s: FloatLike = 0.0
     sm: FloatLike = SM_ELEMENTWISE
+    wire: FloatLike | None = None
+    stream: FloatLike | None = None
 
 
 NOTHING: Final = Work()
@@ -76,11 +88,19 @@ class _Context:
     traffic: Traffic
     coefficients: Coefficients
     tokens: FloatLike
+    layout: Layout
+    per_step: FloatLike
+    grouped: Grouped | None  # how experts run in one product; None: one by one
     products: dict[tuple[float, ...], Any] = field(default_factory=dict)
 
-    def elementwise(self, forward_bytes: FloatLike, launches: FloatLike = 1.0, host: FloatLike = 0.0) -> Work:
-        rate = self.device.bytes_per_s * self.coefficients.elementwise_bandwidth
-        return Work(seconds=forward_bytes / rate, bytes=forward_bytes, launches=launches, host=host)
+    def elementwise(
+        self, moved: FloatLike, launches: FloatLike = 1.0, host: FloatLike = 0.0, flops: FloatLike = 0.0
+    ) -> Work:
+        """Work bound by its traffic, or by the FLOPs that come with it."""
+        d, c = self.device, self.coefficients
+        reading = moved / (d.bytes_per_s * c.elementwise_bandwidth)
+        computing = flops / (d.peak_flops_per_s * c.gemm_efficiency)
+        return Work(np.maximum(reading, computing), flops, moved, launches, host)
 
     def both_ways(
         self, kernel: str, layer: LayerKind, forward_bytes: FloatLike, launches: FloatLike, host: Launches | None = None
@@ -117,9 +137,22 @@ class _Context:
         filled = gemm_flops(rows=np.ceil(rows / SM_ROWS) * SM_ROWS, in_features=in_features, out_features=out_features)
         return seconds, SM_BUSY * np.minimum(filled / (rate * seconds), 1.0)
 
-    def gemm_bytes(self, rows: FloatLike, use: WeightUse) -> FloatLike:
-        m = use.matrix
-        return self.recipe.compute_bytes * (m.weights + rows * (m.in_features + m.out_features))
+    def wire_s(self, sent_bytes: FloatLike, span: FloatLike) -> FloatLike:
+        """Seconds to send over the links that a group of GPUs spanning `span` neighbours uses."""
+        d, c = self.device, self.coefficients
+        share = c.pcie_share if d.link_is_pcie else c.link_share
+        inside = d.link_bytes_per_s * share
+        across = np.minimum(inside, d.network_bytes_per_s * c.network_share)
+        return sent_bytes / np.where(span <= d.gpus_per_node, inside, across)
+
+    def transfer(
+        self, kernel: str, layer: LayerKind, forward: FloatLike, backward: FloatLike, again: bool, hidden: bool = False
+    ) -> Operator:
+        """Transfers of `forward` and `backward` seconds: beside the GPU's work over PCIe or where a stack hides them,
+        in its way else."""
+        if self.device.link_is_pcie or hidden:
+            return Operator(kernel, layer, Work(stream=forward), Work(stream=backward), again)
+        return Operator(kernel, layer, Work(wire=forward), Work(wire=backward), again)
 
 
 def operators(
@@ -127,7 +160,15 @@ def operators(
 ) -> list[Operator]:
     """All operators of one micro-batch, in the order of a forward pass."""
     context = _Context(
-        workload.recipe, workload.device, profile.host, profile.traffic, coefficients, as_float(batches.tokens)
+        workload.recipe,
+        workload.device,
+        profile.host,
+        profile.traffic,
+        coefficients,
+        as_float(batches.tokens / workload.layout.context_parallel),
+        workload.layout,
+        batches.per_step,
+        profile.grouped if profile.experts == "grouped" else None,
     )
     out = list(_embedding(context, workload))
     for block in workload.blocks:
@@ -136,6 +177,8 @@ def operators(
         if block.layers.experts is not None:
             out += _experts(context, block)
         out += _dense(context, block)
+        if not workload.layout.num_gpus_is_one or workload.layout.offload != "none":
+            out += _transfers(context, workload, block)
     out += _head(context, workload)
     return out
 
@@ -156,22 +199,21 @@ def _products(
     """
     m, recipe, host = use.matrix, context.recipe, context.host
     n = count * calls
+    wide_in, wide_out = cut(use, context.layout.tensor_parallel)
 
     def mean(values: FloatLike) -> FloatLike:
         return values if spread is None else as_float(np.tensordot(LOAD_WEIGHTS, values, axes=1))
 
     each = rows if spread is None else spread
-    forward_s, sm = (mean(x) for x in context.gemm(each, m.in_features, m.out_features))
-    backward_s, backward_sm = (mean(x) for x in context.gemm(each, m.out_features, m.in_features))
+    forward_s, sm = (mean(x) for x in context.gemm(each, wide_in, wide_out))
+    backward_s, backward_sm = (mean(x) for x in context.gemm(each, wide_out, wide_in))
     products = 1
     if use.trained:
-        gradient_s, gradient_sm = (mean(x) for x in context.gemm(m.out_features, each, m.in_features))
+        gradient_s, gradient_sm = (mean(x) for x in context.gemm(wide_out, each, wide_in))
         backward_sm = (backward_sm * backward_s + gradient_sm * gradient_s) / (backward_s + gradient_s)
         backward_s, products = backward_s + gradient_s, 2
-    flops = gemm_flops(rows=rows, in_features=m.in_features, out_features=m.out_features)
-    moved = context.gemm_bytes(rows, use)
-    if m.bias:
-        moved = moved + recipe.compute_bytes * rows * m.out_features
+    flops = gemm_flops(rows=rows, in_features=wide_in, out_features=wide_out)
+    moved = recipe.compute_bytes * (wide_in * wide_out + rows * (wide_in + wide_out))
     yield Operator(
         m.kernel,
         use.layer,
@@ -188,7 +230,7 @@ def _products(
     )
     if use.quantized:
         family = m.kernel.split(".")[0]
-        moved = m.weights * (recipe.quantized_bytes + recipe.compute_bytes)
+        moved = wide_in * wide_out * (recipe.quantized_bytes + recipe.compute_bytes)
         seconds = moved / (context.device.bytes_per_s * context.coefficients.dequantize_bandwidth)
         q = host.quantized_linear
         yield Operator(
@@ -198,7 +240,7 @@ def _products(
             Work(n * seconds, 0.0, n * moved, n, n * q.backward, 0.0, SM_DEQUANTIZE),
         )
         yield context.both_ways(
-            f"{m.kernel}.output", use.layer, n * rows * m.out_features * context.traffic.quantized_output, n
+            f"{m.kernel}.output", use.layer, n * rows * wide_out * context.traffic.quantized_output, n
         )
     if use.adapted:
         yield _adapter(context, use, n, rows)
@@ -207,15 +249,21 @@ def _products(
 def _adapter(context: _Context, use: WeightUse, n: FloatLike, rows: FloatLike) -> Operator:
     """Low-rank products are bound by the traffic of their wide side."""
     m, t, host = use.matrix, context.traffic, context.host.adapter
-    flops = gemm_flops(rows=rows, in_features=m.in_features + m.out_features, out_features=context.recipe.rank)
-    moved = rows * (t.adapter_input * m.in_features + t.adapter_output * m.out_features)
-    moved = moved + context.recipe.adapter_bytes * context.recipe.rank * (m.in_features + m.out_features)
+    units = 2.0 * n * context.host.sharded_adapter_s if context.layout.zero_stage >= 3 else 0.0
+    flops = gemm_flops(rows=rows, in_features=use.adapter_width, out_features=context.recipe.rank)
+    moved = (
+        rows * (t.adapter_input * m.in_features + t.adapter_output * m.out_features) / context.layout.tensor_parallel
+    )
+    moved = moved + context.recipe.adapter_bytes * context.recipe.rank * use.adapter_width
     if context.recipe.decomposes_weights:
         moved = moved + DORA_BYTES * m.weights
-    forward = context.elementwise(n * moved, 2 * n, n * host.forward)
-    backward = context.elementwise(n * moved * t.backward_passes, 4 * n, n * host.backward)
+    forward = context.elementwise(n * moved, 2 * n, n * host.forward, n * flops)
+    backward = context.elementwise(n * moved * t.backward_passes, 4 * n, n * host.backward, 2 * n * flops)
     return Operator(
-        f"{m.kernel}.adapter", use.layer, _with_flops(forward, n * flops), _with_flops(backward, 2 * n * flops)
+        f"{m.kernel}.adapter",
+        use.layer,
+        replace(forward, host_s=units),
+        replace(backward, host_s=units),
     )
 
 
@@ -226,10 +274,6 @@ Counted 12 bytes; public runs (q and v of an L40S, +21 % over LoRA) show three t
 """
 
 
-def _with_flops(work: Work, flops: FloatLike) -> Work:
-    return Work(work.seconds, flops, work.bytes, work.launches, work.host, work.host_s, work.sm)
-
-
 # ------------------------------------------------------------------------------------------------ layers
 def _norms(context: _Context, block: Block) -> Iterator[Operator]:
     layers, t = block.layers, context.traffic
@@ -238,7 +282,7 @@ def _norms(context: _Context, block: Block) -> Iterator[Operator]:
     yield context.both_ways(
         "norm",
         "norm",
-        n * context.tokens * layers.hidden_size * (t.norm + t.residual),
+        n * context.tokens * layers.hidden_size * (t.norm + t.residual) * context.recipe.stream_bytes / 2,
         n,
         Launches(forward=n * host.forward, backward=n * host.backward),
     )
@@ -261,13 +305,15 @@ def _mixer(context: _Context, block: Block, batches: Batches) -> Iterator[Operat
         pairs = tokens * (span / 2 if core.window is None else span - span**2 / (2 * batches.padded_length))
         if context.recipe.attention == "eager":
             pairs = tokens * batches.padded_length
-        flops = n * pairs * core.num_heads * 2 * (core.qk_head_dim + core.v_head_dim)
-        rate = d.peak_flops_per_s * context.coefficients.attention_efficiency
+        heads = core.num_heads / context.layout.tensor_parallel
+        flops = n * pairs * heads * 2 * (core.qk_head_dim + core.v_head_dim)
+        peak = d.peak_flops_per_s if d.attention_peak_flops_per_s is None else d.attention_peak_flops_per_s
+        rate = peak * context.coefficients.attention_efficiency
         width = core.num_heads * (core.qk_head_dim + core.v_head_dim)
         width = width + core.num_key_value_heads * (core.qk_head_dim + core.v_head_dim)
         moved = n * tokens * width * context.recipe.compute_bytes
         if context.recipe.attention == "eager":
-            moved = moved + n * pairs * core.num_heads * EAGER_SCORE_BYTES
+            moved = moved + n * pairs * heads * EAGER_SCORE_BYTES
         seconds = np.maximum(flops / rate, moved / (d.bytes_per_s * context.coefficients.elementwise_bandwidth))
         yield Operator(
             "attention.core",
@@ -277,16 +323,31 @@ def _mixer(context: _Context, block: Block, batches: Batches) -> Iterator[Operat
         )
         rotated = (core.num_heads + core.num_key_value_heads) * core.qk_head_dim
         yield context.both_ways(
-            "attention.rope", "attention", n * tokens * rotated * context.traffic.rope, 4 * n, _block_host(context, n)
+            "attention.rope",
+            "attention",
+            n
+            * tokens
+            * rotated
+            * context.traffic.rope
+            / context.layout.tensor_parallel
+            * context.recipe.stream_bytes
+            / 2,
+            4 * n,
+            _block_host(context, n),
         )
     scan = layers.scan
     if scan is not None:
         # selective scan: reads x, z, delta, writes y; B and C are narrow. 9 FLOP a state and token
         moved = n * tokens * scan.inner_size * SCAN_BYTES
         flops = n * tokens * scan.inner_size * scan.state_size * SCAN_FLOPS
-        forward = context.elementwise(moved, 2 * n, n * context.host.block.forward)
-        backward = context.elementwise(moved * context.traffic.backward_passes, 2 * n, n * context.host.block.backward)
-        yield Operator("mamba.scan", "mamba", _with_flops(forward, flops), _with_flops(backward, 2 * flops))
+        yield Operator(
+            "mamba.scan",
+            "mamba",
+            context.elementwise(moved, 2 * n, n * context.host.block.forward, flops),
+            context.elementwise(
+                moved * context.traffic.backward_passes, 2 * n, n * context.host.block.backward, 2 * flops
+            ),
+        )
 
 
 EAGER_SCORE_BYTES: Final = 16
@@ -304,7 +365,8 @@ def _experts(context: _Context, block: Block) -> Iterator[Operator]:
     top_k = experts_per_token(context.recipe, layers)
     tokens = context.tokens
     pairs = tokens * top_k
-    touched = experts_touched(tokens=tokens, num_experts=experts.num_experts, num_experts_per_tok=top_k)
+    group = context.layout.expert_parallel  # pool their tokens, each has its share of the experts
+    touched = experts_touched(tokens=tokens * group, num_experts=experts.num_experts, num_experts_per_tok=top_k) / group
     variation = load_variation(
         num_experts=experts.num_experts,
         num_experts_per_tok=top_k,
@@ -318,11 +380,18 @@ def _experts(context: _Context, block: Block) -> Iterator[Operator]:
     spread = rows_of_experts(mean_rows=rows, variation=variation) if np.any(np.asarray(variation) > 0) else None
     for use in block.uses:
         if use.matrix.part == "expert":
-            yield from _products(context, use, n, rows, touched, spread)
+            products = _products(context, use, n, rows, touched, spread)
+            yield from (_in_one_group(context, op, rows, touched) for op in products) if context.grouped else products
     per_f = t.activation if experts.gated else t.activation_ungated
-    yield context.both_ways("expert.activation", "moe", n * pairs * experts.intermediate_size * per_f, 2 * n * touched)
+    yield context.both_ways(
+        "expert.activation",
+        "moe",
+        n * pairs * experts.intermediate_size * per_f / context.layout.tensor_parallel,
+        2 * n * touched,
+    )
     routed = context.elementwise(n * pairs * experts.hidden_size * t.routed, 3 * n * touched)
-    calls = n * touched
+    calls = n * touched if context.grouped is None else float(n)
+    expert = host.expert if context.grouped is None else context.grouped.launches
     yield Operator(
         "expert.dispatch",
         "moe",
@@ -331,7 +400,7 @@ def _experts(context: _Context, block: Block) -> Iterator[Operator]:
             0.0,
             routed.bytes,
             routed.launches,
-            calls * host.expert.forward,
+            calls * expert.forward,
             n * pairs * host.index_s_per_pair,
         ),
         Work(
@@ -339,9 +408,27 @@ def _experts(context: _Context, block: Block) -> Iterator[Operator]:
             0.0,
             routed.bytes * t.backward_passes,
             routed.launches,
-            calls * host.expert.backward,
+            calls * expert.backward,
         ),
     )
+
+
+def _in_one_group(context: _Context, op: Operator, rows: FloatLike, calls: FloatLike) -> Operator:
+    """A product of all experts of a layer in one launch: slower on few rows, one host call instead of one an expert."""
+    grouped = context.grouped
+    assert grouped is not None
+    slower = (1.0 + grouped.half_rows / rows) / grouped.efficiency if op.kernel in EXPERT_PRODUCTS else 1.0
+
+    def one(work: Work) -> Work:
+        return replace(
+            work, seconds=work.seconds * slower, launches=work.launches / calls, host=work.host / calls,
+            sm=np.minimum(work.sm / np.maximum(slower, 1.0), 1.0),
+        )  # fmt: skip
+
+    return replace(op, forward=one(op.forward), backward=one(op.backward))
+
+
+EXPERT_PRODUCTS: Final = frozenset({"expert.w1", "expert.w2", "expert.w3"})
 
 
 def _dense(context: _Context, block: Block) -> Iterator[Operator]:
@@ -355,7 +442,13 @@ def _dense(context: _Context, block: Block) -> Iterator[Operator]:
         yield context.both_ways(
             "shared.activation" if ffn.shared else "mlp.activation",
             layer,
-            n * tokens * ffn.intermediate_size * per_f,
+            n
+            * tokens
+            * ffn.intermediate_size
+            * per_f
+            / context.layout.tensor_parallel
+            * context.recipe.stream_bytes
+            / 2,
             2 * n,
             _block_host(context, n),
         )
@@ -373,7 +466,7 @@ def _embedding(context: _Context, workload: Workload) -> Iterator[Operator]:
 def _head(context: _Context, workload: Workload) -> Iterator[Operator]:
     for op in _products(context, workload.head, 1, context.tokens):
         yield Operator(op.kernel, op.layer, op.forward, op.backward, recomputed=False)
-    moved = context.tokens * workload.model.vocab_size * context.traffic.logits
+    moved = context.tokens * workload.model.vocab_size * context.traffic.logits / context.layout.tensor_parallel
     yield Operator(
         "head.loss",
         "head",
@@ -381,3 +474,79 @@ def _head(context: _Context, workload: Workload) -> Iterator[Operator]:
         context.elementwise(0.4 * moved, 3, context.host.block.backward),
         recomputed=False,
     )
+
+
+# ------------------------------------------------------------------------------------------------ between GPUs
+def _transfers(context: _Context, workload: Workload, block: Block) -> Iterator[Operator]:
+    """What a block's layers send between GPUs, or read from the host's memory.
+
+    Assumed: sharded weights are gathered once for the forward pass and once for the backward pass (the recomputed
+    forward shares the latter); gradients are reduced once a step, or at each micro-batch where they are sharded.
+    """
+    recipe, layout, n = context.recipe, context.layout, block.count
+    kinds = dict.fromkeys(use.layer for use in block.uses)
+    across = bool(np.all(np.asarray(layout.num_gpus > context.device.gpus_per_node)))
+    hides = context.host.hides_gathers or across  # nobody waits for a slow network where it can be helped
+    for layer in kinds:
+        uses = [use for use in block.uses if use.layer == layer]
+        held = sum(_held_bytes(workload, use) for use in uses)
+        if layout.zero_stage >= 3:
+            gathered = context.wire_s(n * gather_bytes(buffer_bytes=held, num_gpus=layout.shards), layout.num_gpus)
+            yield context.transfer("weights.gather", layer, gathered, gathered, False, hides)
+        if layout.offload == "parameters":
+            seconds = n * held / (context.device.host_link_bytes_per_s * context.coefficients.host_link_share)
+            yield Operator("weights.stream", layer, Work(stream=seconds), Work(stream=seconds))
+        trained = sum(_trained_bytes(workload, use) for use in uses)
+        reduced = (gather_bytes if layout.zero_stage >= 3 else all_reduce_bytes)(
+            buffer_bytes=n * trained, num_gpus=layout.shards
+        )
+        seconds = context.wire_s(reduced, layout.num_gpus)
+        seconds = seconds if layout.zero_stage >= 3 else seconds / context.per_step
+        yield context.transfer("gradients.reduce", layer, 0.0, seconds, False, hides)
+        if np.any(np.asarray(layout.tensor_parallel) > 1):
+            sent = tensor_parallel_bytes(
+                tokens=context.tokens,
+                hidden_size=block.layers.hidden_size,
+                element_bytes=recipe.compute_bytes,
+                num_gpus=layout.tensor_parallel,
+            )
+            seconds = n * (context.wire_s(sent, layout.tensor_parallel) + tensor_latency(layout.tensor_parallel))
+            yield context.transfer("tensor.allreduce", layer, seconds, seconds, True)
+    if block.layers.experts is not None and np.any(np.asarray(layout.expert_parallel) > 1):
+        sent = expert_parallel_bytes(
+            tokens=context.tokens,
+            experts_per_token=experts_per_token(recipe, block.layers),
+            hidden_size=block.layers.experts.hidden_size,
+            element_bytes=recipe.compute_bytes,
+            num_gpus=layout.expert_parallel,
+        )
+        seconds = (
+            2 * n * (context.wire_s(sent, layout.expert_parallel * layout.tensor_parallel) + context.host.exchange_s)
+        )
+        yield context.transfer("experts.alltoall", "moe", seconds, seconds, True)
+    core = block.layers.attention
+    if core is not None and np.any(np.asarray(layout.context_parallel) > 1):
+        width = core.num_key_value_heads * (core.qk_head_dim + core.v_head_dim) / layout.tensor_parallel
+        sent = n * context.tokens * (layout.context_parallel - 1.0) * width * recipe.compute_bytes
+        seconds = context.wire_s(sent, layout.context_parallel * layout.tensor_parallel)
+        yield Operator("attention.exchange", "attention", Work(stream=seconds), Work(stream=2 * seconds))
+
+
+def _held_bytes(workload: Workload, use: WeightUse) -> FloatLike:
+    """Bytes of a layer's copies of a matrix that a GPU needs for its part of the work, gathered. [byte]"""
+    recipe, m, layout = workload.recipe, use.matrix, workload.layout
+    each = recipe.quantized_bytes if use.quantized else min(recipe.weight_bytes, recipe.compute_bytes)
+    over = layout.tensor_parallel if m.kernel not in REPLICATED else 1.0
+    if m.part == "expert":
+        over = over * layout.expert_parallel * layout.expert_parallel  # gathered from fewer GPUs, fewer of them
+    return m.copies * (m.weights + m.bias) * each / over
+
+
+def _trained_bytes(workload: Workload, use: WeightUse) -> FloatLike:
+    """Bytes of the gradients of a layer's copies of a matrix that a GPU reduces. [byte]"""
+    recipe, layout = workload.recipe, workload.layout
+    size = use.matrix.parameters if recipe.trains_all else adapter_size(workload, use)
+    over = layout.tensor_parallel if use.matrix.kernel not in REPLICATED else 1.0
+    if use.matrix.part == "expert":
+        over = over * layout.expert_parallel * layout.expert_parallel
+    return size * min(recipe.gradient_bytes, recipe.compute_bytes) / over

@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 
 from moecost import catalog
-from moecost.adaptation import adapt, unmatched_targets
+from moecost.adaptation import Adaptation, adapt
 from moecost.architecture import ModelSpec
 from moecost.calibration import Calibration
 from moecost.coefficients import Coefficients
@@ -18,9 +18,9 @@ from moecost.errors import InvalidInputError, UnsupportedError
 from moecost.job import Job
 from moecost.lengths import LengthDistribution, Padding, mean_cut_length, padded_batch, worst_padded_length
 from moecost.software import SoftwareProfile
-from moecost.specs import GPUSpec, PriceQuote
+from moecost.specs import GPUSpec, NodeSpec, PriceQuote
 from moecost.storage import COMPUTE_BYTES, OPTIMIZERS, WEIGHT_FORMATS
-from moecost.workload import Attention, Batches, Block, Device, Recipe, WeightUse, Workload
+from moecost.workload import Attention, Batches, Device, Layout, Recipe, Workload
 
 DEFAULT_QUERIES: Final = 1000
 
@@ -46,6 +46,11 @@ class Resolved:
     @property
     def padding_multiple(self) -> int:
         return self.profile.padding_multiple
+
+    @property
+    def data_parallel(self) -> int:
+        """GPUs with batches of their own."""
+        return int(self.workload.layout.data_parallel)
 
     @property
     def worst_length(self) -> int:
@@ -77,8 +82,8 @@ class Epoch:
 
 
 def epoch(resolved: Resolved, micro_batch_size: int, accumulation: int) -> Epoch:
-    """Full batches and the smaller last one, as one distribution."""
-    rows = resolved.rows_per_epoch
+    """Full batches of one GPU and the smaller last one, as one distribution; data-parallel GPUs share an epoch."""
+    rows = float(np.ceil(resolved.rows_per_epoch / resolved.workload.layout.data_parallel))
     full, rest = divmod(rows, micro_batch_size)
     parts = [_one(resolved, micro_batch_size, full)] if full else []
     parts += [_one(resolved, int(rest), 1.0)] if rest else []
@@ -105,19 +110,21 @@ def resolve(job: Job) -> Resolved:
     _refuse_what_is_not_modelled(job)
     notes: list[str] = []
     model = _model(job, notes)
-    profile = SoftwareProfile.load(job.software).for_model(model.model_type)
+    profile = _profile(job, model, notes)
     notes += profile_notes(profile)
     gpu = _gpu(job, notes)
     calibration = _calibration(job, profile)
     dataset, lengths, sequence_length, padding, num_queries = _data(job, model, notes)
-    blocks, embedding, head = _uses(job, model, profile, notes)
+    uses = _uses(job, model, profile, notes)
     workload = Workload(
         model.quantities(),
-        blocks,
-        embedding,
-        head,
+        uses.blocks,
+        uses.embedding,
+        uses.head,
         _recipe(job, profile, notes),
         _device(job, gpu, notes),
+        _layout(job, profile, notes),
+        uses.elsewhere_width,
     )
     return Resolved(
         job=job,
@@ -126,7 +133,7 @@ def resolve(job: Job) -> Resolved:
         dataset=dataset,
         profile=profile,
         calibration=calibration,
-        coefficients=calibration.values(gpu.architecture),
+        coefficients=calibration.values(gpu.architecture, profile.name),
         workload=workload,
         lengths=lengths,
         sequence_length=sequence_length,
@@ -171,16 +178,49 @@ def price(job: Job, gpu: GPUSpec, notes: list[str]) -> tuple[float | None, Price
 
 
 def _refuse_what_is_not_modelled(job: Job) -> None:
-    parallel = {
-        name: getattr(job, name)
-        for name in ("num_gpus", "tensor_parallel_size", "pipeline_parallel_size", "expert_parallel_size",
-                     "context_parallel_size")
-    }  # fmt: skip
-    for name, value in parallel.items():
-        if value != 1:
-            raise UnsupportedError(f"{name}={value}: runs on several GPUs are not modelled yet; use {name}=1")
-    if job.offload != "none":
-        raise UnsupportedError(f"offload={job.offload!r} is not modelled yet; use offload='none'")
+    if job.offload == "nvme":
+        raise UnsupportedError("offload='nvme' is not modelled yet; use offload='parameters'")
+
+
+def _layout(job: Job, profile: SoftwareProfile, notes: list[str]) -> Layout:
+    """Data parallelism is what the other kinds leave of the GPUs."""
+    inner = job.tensor_parallel_size * job.pipeline_parallel_size * job.context_parallel_size
+    if job.num_gpus % inner:
+        raise InvalidInputError(
+            f"num_gpus={job.num_gpus} is no multiple of tensor x pipeline x context parallel = {inner}; "
+            f"use {max(job.num_gpus // inner, 1) * inner}"
+        )
+    data, experts = job.num_gpus // inner, job.expert_parallel_size
+    if experts > 1 and (data * job.context_parallel_size * job.tensor_parallel_size) % experts:
+        raise InvalidInputError(
+            f"expert_parallel_size={experts} does not divide the {data} data-parallel GPUs it lies within"
+        )
+    stage = job.zero_stage
+    if stage is None:
+        stage = profile.zero_stage if job.num_gpus > 1 else 0
+        if job.num_gpus > 1:
+            notes.append(f"zero_stage={stage} is the habit of {profile.name}")
+    return Layout(
+        data_parallel=float(data),
+        tensor_parallel=float(job.tensor_parallel_size),
+        pipeline_parallel=float(job.pipeline_parallel_size),
+        virtual_pipeline=float(job.virtual_pipeline_size or 1),
+        context_parallel=float(job.context_parallel_size),
+        expert_parallel=float(experts),
+        zero_stage=stage,
+        offload="parameters" if job.offload == "parameters" else "optimizer" if job.offload == "optimizer" else "none",
+        sequence_parallel=bool(job.sequence_parallel or (job.sequence_parallel is None and profile.sequence_parallel)),
+    )
+
+
+def _profile(job: Job, model: ModelSpec, notes: list[str]) -> SoftwareProfile:
+    """The stack as it runs this model with the kernels that the job names; unknown kernels are noted."""
+    stack = SoftwareProfile.load(job.software)
+    kernels = [k.strip() for k in (job.fused_kernels or "").split(";") if k.strip()]
+    unknown = [k for k in kernels if k not in stack.fused]
+    if unknown:
+        notes.append(f"fused_kernels {', '.join(unknown)} are not known to {stack.name} and change nothing")
+    return stack.for_run(model.model_type, (*(["compile"] if job.compile else []), *kernels))
 
 
 def _model(job: Job, notes: list[str]) -> ModelSpec:
@@ -244,26 +284,21 @@ def _data(
     return dataset, lengths, sequence_length, job.padding or "longest", job.num_queries or dataset.num_queries
 
 
-def _uses(
-    job: Job, model: ModelSpec, profile: SoftwareProfile, notes: list[str]
-) -> tuple[tuple[Block, ...], WeightUse, WeightUse]:
+def _uses(job: Job, model: ModelSpec, profile: SoftwareProfile, notes: list[str]) -> Adaptation:
     targets = job.lora_targets if job.adapts else None
-    if targets is not None:
-        unmatched = unmatched_targets(model.quantities(), targets)
-        if len(unmatched) == len(targets):
-            modules = sorted({m.module.split(".")[-1] for g in model.quantities().layers for m in g.matrices})
-            raise InvalidInputError(
-                f"lora_targets={list(targets)} match no module of {model.name}; it has {', '.join(modules)}"
-            )
-        if unmatched:
-            notes.append(f"lora_targets {', '.join(unmatched)} match no module of {model.name} and are ignored")
     quantized = WEIGHT_FORMATS[_weight_dtype(job)].quantized
-    blocks, embedding, head = adapt(
-        model.quantities(), profile, quantized=quantized, targets=targets, trains_all=not job.adapts
-    )
-    if quantized and not profile.experts_as_modules and any(b.layers.experts for b in blocks):
+    found = adapt(model.quantities(), profile, quantized=quantized, targets=targets, trains_all=not job.adapts)
+    if targets is not None and not any(use.adapted for use in found.uses):
+        modules = sorted({m.module.split(".")[-1] for g in model.quantities().layers for m in g.matrices})
+        raise InvalidInputError(
+            f"lora_targets={list(targets)} match no module of {model.name}; it has {', '.join(modules)}"
+        )
+    if found.unmatched:
+        notes.append(f"lora_targets {', '.join(found.unmatched)} match no module of {model.name} and are ignored")
+    experts = [use for use in found.uses if use.matrix.part == "expert"]
+    if quantized and experts and not any(use.quantized for use in experts):
         notes.append(f"{profile.name} holds experts in fused tensors, which the loader leaves in 16 bits")
-    return blocks, embedding, head
+    return found
 
 
 def _weight_dtype(job: Job) -> str:
@@ -276,7 +311,10 @@ def _recipe(job: Job, profile: SoftwareProfile, notes: list[str]) -> Recipe:
     adapter = profile.memory.adapter_bytes
     optimizer = OPTIMIZERS[job.optimizer]
     trained = adapter if job.adapts else held.bytes
-    state = optimizer.states * (trained if optimizer.element_bytes is None else optimizer.element_bytes)
+    mixed = profile.memory.master_bytes > 0 and trained < 4.0  # 16-bit weights with fp32 copies
+    wide = 4.0 if mixed else trained
+    state = optimizer.states * (wide if optimizer.element_bytes is None else optimizer.element_bytes)
+    state += profile.memory.master_bytes if mixed else 0.0
     checkpointing = job.gradient_checkpointing or profile.gradient_checkpointing
     attention: Attention = job.attention or profile.attention
     if checkpointing == "selective" and attention == "eager":
@@ -288,14 +326,26 @@ def _recipe(job: Job, profile: SoftwareProfile, notes: list[str]) -> Recipe:
         quantized_bytes=held.bytes,
         compute_bytes=float(compute),
         adapter_bytes=adapter,
-        gradient_bytes=trained,
+        gradient_bytes=profile.memory.gradient_bytes if mixed and profile.memory.gradient_bytes else trained,
         optimizer_bytes=state,
         recompute=1.0 if checkpointing == "full" else 0.0,
         trains_all=not job.adapts,
         attention="flash" if checkpointing == "selective" else attention,
-        gradient_accumulation_steps=float(job.gradient_accumulation_steps or 1),
+        gradient_accumulation_steps=_likely_accumulation(job),
         decomposes_weights=job.method == "dora",
+        keeps_inputs=profile.memory.keeps_quantized_inputs and _weight_dtype(job).startswith("nf4"),
+        stream_bytes=(
+            profile.memory.quantized_stream_bytes if held.quantized and job.num_gpus == 1 else float(compute)
+        ),
     )
+
+
+def _likely_accumulation(job: Job) -> float:
+    """Micro-batches a step, as far as the job says; 2 where a global batch leaves it open: gradients may pile up."""
+    if job.gradient_accumulation_steps is not None or job.global_batch_size is None:
+        return float(job.gradient_accumulation_steps or 1)
+    ranks = job.num_gpus / (job.tensor_parallel_size * job.pipeline_parallel_size * job.context_parallel_size)
+    return max(job.global_batch_size / ranks / job.micro_batch_size, 1.0) if job.micro_batch_size else 2.0
 
 
 def _device(job: Job, gpu: GPUSpec, notes: list[str]) -> Device:
@@ -304,10 +354,53 @@ def _device(job: Job, gpu: GPUSpec, notes: list[str]) -> Device:
         dtype = "fp16" if "fp16" in gpu.peak_tflops_dense else "fp32"
         notes.append(f"{gpu.name} has no bf16 rate: compute_dtype={dtype!r} is used")
     if gpu.num_sms is None:
-        raise UnsupportedError(f"gpu={gpu.name!r}: the number of SMs is not known, which the step model needs")
+        raise UnsupportedError(
+            f"gpu={gpu.name!r}: the number of SMs is not known, which the step model needs; "
+            "choose a GPU, or give a spec file with num_sms"
+        )
+    plain = "bf16" if "bf16" in gpu.peak_tflops_dense else dtype
+    node = _node(job, gpu, notes) if job.num_gpus > 1 else None
+    pcie = gpu.pcie_bytes_per_s_one_way or DEFAULT_PCIE_BYTES_PER_S
+    link, is_pcie = (pcie, True) if node is None else _link(node, pcie)
     return Device(
         num_sms=float(gpu.num_sms),
         peak_flops_per_s=gpu.peak_flops_per_s(dtype),
         bytes_per_s=gpu.bandwidth_bytes_per_s,
         memory_bytes=gpu.memory_usable_bytes,
+        attention_peak_flops_per_s=gpu.peak_flops_per_s(plain),
+        link_bytes_per_s=link,
+        link_is_pcie=is_pcie,
+        network_bytes_per_s=(node and node.inter_bytes_per_s_per_gpu_one_way) or DEFAULT_NETWORK_BYTES_PER_S,
+        gpus_per_node=float(job.gpus_per_node or (node.gpus_per_node if node else 8)),
+        host_link_bytes_per_s=pcie,
     )
+
+
+DEFAULT_PCIE_BYTES_PER_S: Final = 32e9
+"""PCIe 4 x16, one way: where the catalogue has no figure. [byte/s]"""
+DEFAULT_NETWORK_BYTES_PER_S: Final = 12.5e9
+"""One 100 Gb/s port a GPU: where the machine's network is not known. [byte/s]"""
+
+
+def _node(job: Job, gpu: GPUSpec, notes: list[str]) -> NodeSpec | None:
+    """The machine: the job's, that of the instance type given as GPU, or the GPU's reference machine."""
+    if isinstance(job.node, NodeSpec):
+        return job.node
+    if job.node is not None:
+        return NodeSpec.load(job.node)
+    named = catalog.node_for_instance(str(job.gpu)) if isinstance(job.gpu, str) else None
+    if named is not None:
+        return named
+    if gpu.reference_node is None:
+        notes.append(f"no machine is known for {gpu.name}: its GPUs are taken to be joined by PCIe alone")
+        return None
+    notes.append(f"machine {gpu.reference_node} assumed, the reference of {gpu.name}; node= names another")
+    return NodeSpec.load(gpu.reference_node)
+
+
+def _link(node: NodeSpec, pcie: float) -> tuple[float, bool]:
+    """(bytes a second one way between two GPUs of a machine, whether over PCIe)."""
+    own = node.intra_bytes_per_s_per_gpu_one_way
+    if own is None or node.intra_link in ("pcie", "none"):
+        return pcie, True
+    return own, False

@@ -182,8 +182,9 @@ class Estimate(_Result):
         """
         from moecost.experts import normal_quantile
 
-        if not 0.0 < level < 1.0:
-            raise InvalidInputError(f"level={level!r} must lie between 0 and 1")
+        if isinstance(level, bool) or not isinstance(level, int | float) or not 0.0 < level < 1.0:
+            raise InvalidInputError(f"level={level!r:.80} must lie between 0 and 1")
+        field = str(field)
         value: Any = self
         for name in field.split("."):
             value = value.get(name) if isinstance(value, Mapping) else getattr(value, name, None)
@@ -192,7 +193,7 @@ class Estimate(_Result):
             raise InvalidInputError(f"interval of {field!r}: not a figure; did you mean {', '.join(near)}?")
         root = field.split(".")[0]
         sd = self.log_sd_memory if root == "memory" else self.log_sd_time if root in _TIME_ROOTS else 0.0
-        factor = math.exp(sd * float(normal_quantile(0.5 + level / 2)))
+        factor = math.exp(sd * float(normal_quantile(min(0.5 + level / 2, 1.0 - 1e-16))))
         return float(value) / factor, float(value) * factor
 
     def __str__(self) -> str:

@@ -57,7 +57,7 @@ def roofline_time(
 
 def gemm_flops(*, rows: FloatLike, in_features: FloatLike, out_features: FloatLike) -> FloatLike:
     """FLOPs of `rows` vectors through one weight matrix. [FLOP]"""
-    return FLOPS_PER_MAC * rows * in_features * out_features
+    return float(FLOPS_PER_MAC) * rows * in_features * out_features
 
 
 def gemm_compute_time(
@@ -95,6 +95,6 @@ def smooth_maximum(a: FloatLike, b: FloatLike, exponent: float) -> FloatLike:
     r"""Power mean :math:`(a^p + b^p)^{1/p}`: the sum at p = 1, the maximum as p grows."""
     if exponent == 1.0:
         return a + b
-    larger = np.asarray(np.maximum(a, b))
+    larger = np.asarray(np.maximum(a, b), dtype=np.float64)
     ratio = np.divide(np.minimum(a, b), larger, out=np.zeros_like(larger), where=larger > 0)
     return as_float(larger * (1.0 + ratio**exponent) ** (1.0 / exponent))

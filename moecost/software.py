@@ -36,6 +36,9 @@ class HostWork(_Section):
     adapter: Launches = Field(description="an adapter beside a linear layer: casts, two products, scale, add")
     expert: Launches = Field(description="an expert of an eager loop, beyond its linears: index, gather, add")
     index_s_per_pair: NonNegativeFloat = Field(description="Python-list indexing, a token-expert pair. [s]")
+    sharded_adapter_s: NonNegativeFloat = Field(description="an adapter tensor sharded as its own unit, a pass. [s]")
+    exchange_s: NonNegativeFloat = Field(description="an exchange of routed tokens, beyond the wire. [s]")
+    hides_gathers: bool = Field(description="sharded weights are gathered ahead, beside the GPU's work")
     synchronises: bool = Field(description="the forward pass waits for the GPU within each block: host time adds")
     overlap_exponent: PositiveFloat = Field(description="power mean of host and GPU time where it does not")
 
@@ -64,17 +67,31 @@ class OptimizerWork(_Section):
     clips_gradients: bool = Field(description="the gradient norm is clipped each step")
 
 
+class Grouped(_Section):
+    """Experts of a layer in one grouped product."""
+
+    efficiency: PositiveFloat = Field(description="rate over that of a dense product of the same shape")
+    half_rows: NonNegativeFloat = Field(description="rows an expert at which the time doubles")
+    launches: Launches = Field(description="sorting, permuting and combining tokens, a layer")
+
+
 class MemoryHabits(_Section):
     """What the stack keeps, beyond what the mathematics needs."""
 
     adapter_bytes: PositiveFloat = Field(description="an adapter weight, its gradient and each moment. [byte]")
     logits: PositiveFloat = Field(description="a logit at the peak of the loss. [byte]")
     logits_full_tuning: PositiveFloat = Field(description="the same where all weights are tuned. [byte]")
+    master_bytes: NonNegativeFloat = Field(description="an fp32 copy of a trained 16-bit weight. [byte]")
+    gradient_bytes: NonNegativeFloat = Field(description="a trained weight's gradient; 0: as the weight. [byte]")
     keeps_quantized_inputs: bool = Field(description="4-bit linears keep their input through checkpointing")
     live_layer: PositiveFloat = Field(description="activations of the layer in flight over the counted ones")
     saved_layer: PositiveFloat = Field(description="activations a layer keeps, no checkpointing, over the counted")
     optimizer_transient: NonNegativeFloat = Field(description="copies of the trained weights the optimizer makes")
     allocator: PositiveFloat = Field(description="reserved over allocated bytes, of what a step allocates")
+    doubles_sharded_inputs: bool = Field(description="sharded adapters keep a second copy of each layer's input")
+    quantized_stream_bytes: PositiveFloat = Field(
+        description="an element of the residual stream over 4-bit weights on one GPU. [byte]"
+    )
     context_bytes: NonNegativeFloat = Field(description="what the framework's GPU context takes. [byte]")
 
 
@@ -104,12 +121,16 @@ class SoftwareProfile(_Section):
     calibration: str = Field(description="the calibration that belongs to it")
     experts: Literal["loop", "grouped"] = Field(description="how routed experts run")
     experts_as_modules: bool = Field(description="each expert is an nn.Linear (adapters and 4-bit loaders see it)")
+    quantizes_experts: bool = Field(description="the 4-bit loader takes experts in whatever form they are")
     all_linear_skips: tuple[str, ...] = Field(description="modules that `all-linear` leaves out")
     padding_multiple: PositiveInt = Field(description="batches are padded to a multiple of this. [token]")
     gradient_checkpointing: Literal["none", "selective", "full"]
     attention: Literal["flash", "sdpa", "eager"]
+    zero_stage: Literal[0, 1, 2, 3] = Field(description="what is sharded over data-parallel GPUs by habit")
+    sequence_parallel: bool = Field(description="tensor parallelism divides the norms' tokens as well, by habit")
     host: HostWork
     traffic: Traffic
+    grouped: Grouped
     optimizer: OptimizerWork
     memory: MemoryHabits
     run: RunHabits
@@ -117,17 +138,22 @@ class SoftwareProfile(_Section):
     by_model_type: dict[str, dict[str, object]] = Field(
         default={}, description="fields that differ where the stack runs other code for a model type"
     )
+    fused: dict[str, dict[str, object]] = Field(
+        default={}, description="fields that a named set of kernels changes (`Job.fused_kernels`, `compile`)"
+    )
     notes: tuple[str, ...] = ()
     sources: dict[str, str] = Field(description="where each group of facts comes from")
 
     @classmethod
     def load(cls, name: str) -> SoftwareProfile:
         """The profile of that name; `UnknownNameError` with the nearest names otherwise."""
-        return _load(name, "")
+        return _load(name, "", ())
 
-    def for_model(self, model_type: str | None) -> SoftwareProfile:
-        """This stack as it runs a model type: its own fields with those of `by_model_type` laid over them."""
-        return _load(self.name, model_type) if model_type in self.by_model_type else self
+    def for_run(self, model_type: str | None, kernels: tuple[str, ...] = ()) -> SoftwareProfile:
+        """This stack as it runs a model type with named kernels: `by_model_type` and `fused` laid over its fields."""
+        own_type = model_type if model_type in self.by_model_type else ""
+        known = tuple(k for k in kernels if k in self.fused)
+        return _load(self.name, own_type or "", known) if own_type or known else self
 
 
 def software_profiles() -> tuple[str, ...]:
@@ -136,11 +162,14 @@ def software_profiles() -> tuple[str, ...]:
 
 
 @cache
-def _load(name: str, model_type: str) -> SoftwareProfile:
+def _load(name: str, model_type: str, kernels: tuple[str, ...]) -> SoftwareProfile:
     fields = _with_base(name)
-    own = fields.get("by_model_type")
-    if model_type and isinstance(own, dict):
-        fields = _merged(fields, own[model_type])
+    by_type, fused = fields.get("by_model_type"), fields.get("fused")
+    if model_type and isinstance(by_type, dict):
+        fields = _merged(fields, by_type[model_type])
+    if isinstance(fused, dict):
+        for kernel in kernels:
+            fields = _merged(fields, fused[kernel])
     try:
         return SoftwareProfile.model_validate(fields)
     except ValidationError as e:
@@ -150,7 +179,8 @@ def _load(name: str, model_type: str) -> SoftwareProfile:
 def _with_base(name: str) -> dict[str, object]:
     path = data_folder("data") / "software" / f"{name}.yaml"
     if name not in software_profiles():
-        raise UnknownNameError("software profile", name, software_profiles())
+        known = software_profiles()
+        raise UnknownNameError("software profile", name, known, f"Known: {', '.join(known)}.")
     own = read_yaml(path)
     base = own.pop("base", None)
     return _merged(_with_base(str(base)), own) if base else own

@@ -174,7 +174,12 @@ def explain(error: ValidationError, cls: type[BaseModel] | None = None) -> str:
             lines.append(f"{field}: {message}" if field else message)
         else:
             lines.append(f"{field}: {message[:1].lower()}{message[1:]} (it is {e['input']!r:.60})")
-    return "; ".join(lines)
+    shown = "; ".join(line[:MAX_LINE] for line in lines[:MAX_LINES])
+    return shown if len(lines) <= MAX_LINES else f"{shown}; and {len(lines) - MAX_LINES} more"
+
+
+MAX_LINES: Final = 8
+MAX_LINE: Final = 220
 
 
 def looks_like_path(name: str | Path) -> bool:

@@ -18,15 +18,22 @@ from numpy.typing import NDArray
 
 from moecost.arrays import FloatLike, as_float
 from moecost.coefficients import Coefficients
+from moecost.communication import pipeline_stretch
+from moecost.footprint import trained_elements, trained_per_gpu
 from moecost.operators import NOTHING, Operator, Work, operators
 from moecost.roofline import smooth_maximum
 from moecost.software import SoftwareProfile
 from moecost.workload import Batches, Workload
 
+HOST_STEP_S: Final = 2.0e-9
+"""Time of the host's AdamW a trained weight: 28 bytes at about 14 GB/s, which vectorized CPU optimizers reach. [s]"""
 CLIP_PASSES: Final = 3
 """Passes over the gradients of norm clipping: read for the norm, read and written for the scaling."""
 
 Array = NDArray[np.float64]
+TIMES: Final = [0, 1, 2, 6]
+COUNTS: Final = [3, 4, 5]
+"""Rows of `PassTimes` that are times, and that are counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,27 +43,29 @@ class PassTimes:
     Attributes
     ----------
     gpu : GPU time. [s]
-    seconds : with the share of the exposed host time. [s]
+    host : time in which the GPU waits for the host, shared out by host work. [s]
+    wire : time in which the GPU waits for other GPUs or the host's memory, shared out by transfers. [s]
     launches, flops, bytes : [1], [FLOP], [byte]
     sm_seconds : GPU time times the share of SMs in use. [s]
     """
 
     gpu: Array
-    seconds: Array
+    host: Array
+    wire: Array
     launches: Array
     flops: Array
     bytes: Array
     sm_seconds: Array
 
     @property
+    def seconds(self) -> Array:
+        """Seconds an operator, host and wire included."""
+        return self.gpu + self.host + self.wire
+
+    @property
     def total(self) -> FloatLike:
         """Seconds of the whole pass."""
         return as_float(np.sum(self.seconds, axis=0))
-
-    @property
-    def host(self) -> FloatLike:
-        """Seconds in which the GPU waits for the host."""
-        return as_float(np.sum(self.seconds - self.gpu, axis=0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,17 +90,25 @@ def step_times(workload: Workload, batches: Batches, profile: SoftwareProfile, c
     recipe, host = workload.recipe, profile.host
     ops = operators(workload, batches, profile, coefficients)
     forward_exponent = 1.0 if host.synchronises else host.overlap_exponent
-    scale = coefficients.time_factor * batches.per_step
+    layout = workload.layout
+    stretch = pipeline_stretch(
+        stages=layout.pipeline_parallel, micro_batches=batches.per_step, virtual_stages=layout.virtual_pipeline
+    )
+    counts = _of_step(batches.per_step / layout.pipeline_parallel)
+    times = counts * _of_step(coefficients.time_factor * stretch)
 
     first = _table([op.forward for op in ops], batches, coefficients)
     again = first * np.reshape([op.recomputed for op in ops], (1, -1) + (1,) * (first.ndim - 2))
     last = _table([op.backward for op in ops], batches, coefficients)
     p = batches.probability
     passes = [
-        _mean(first, p, forward_exponent) * scale,
-        _mean(again, p, forward_exponent) * (scale * recipe.recompute),
-        _mean(last, p, host.overlap_exponent) * scale,
+        _mean(first, p, forward_exponent),
+        _mean(again, p, forward_exponent) * recipe.recompute,
+        _mean(last, p, host.overlap_exponent),
     ]
+    for one in passes:  # of one micro-batch so far; launches, FLOPs and bytes know no bubble and no factor
+        one[TIMES] *= times
+        one[COUNTS] *= counts
     optimizer, clip = optimizer_seconds(workload, profile, coefficients)
     return StepTimes(
         operators=ops,
@@ -99,33 +116,57 @@ def step_times(workload: Workload, batches: Batches, profile: SoftwareProfile, c
         recompute=PassTimes(*passes[1]),
         backward=PassTimes(*passes[2]),
         together=PassTimes(*(passes[0] + passes[1] + passes[2])),
-        optimizer=optimizer,
-        other=clip + profile.run.step_overhead_s,
+        optimizer=_of_step(optimizer),
+        other=_of_step(clip) + profile.run.step_overhead_s,
     )
 
 
+def _of_step(value: FloatLike) -> FloatLike:
+    """A number of the whole step; arrays lose the axis of the batches' support, over which they do not vary."""
+    return value if np.ndim(value) == 0 else as_float(np.asarray(value)[..., 0])
+
+
 def _table(works: Sequence[Work], batches: Batches, c: Coefficients) -> Array:
-    """The rows of `PassTimes` for one pass; host seconds stand in the second. Shape (rows, operators, ..., support)."""
-    shape = np.broadcast_shapes(np.shape(batches.tokens), np.shape(batches.probability))
-    table = np.zeros((6, len(works), *shape))
-    gpu, host, launches, flops, moved, sm = table
+    """Numbers of one pass: the rows of `PassTimes`, host work in seconds, transfers that overlap in a last row.
+
+    Shape (rows, operators, ..., support).
+    """
+    shape = np.broadcast_shapes(np.shape(batches.tokens), np.shape(batches.probability), np.shape(c.launch_s))
+    table = np.zeros((8, len(works), *shape))
+    gpu, host, wire, launches, flops, moved, sm, stream = table
     for i, work in enumerate(works):
         if work is not NOTHING:
             gpu[i] = work.seconds
             host[i] = work.host * c.launch_s + work.host_s
             launches[i], flops[i], moved[i], sm[i] = work.launches, work.flops, work.bytes, work.sm
+            if work.wire is not None:
+                wire[i] = work.wire
+            if work.stream is not None:
+                stream[i] = work.stream
     sm *= gpu
     return table
 
 
 def _mean(table: Array, probability: FloatLike, exponent: float) -> Array:
-    """Means over the batches, GPU and host time combined; the exposed host time is shared out by host work."""
-    gpu, host = table[0].sum(axis=0), table[1].sum(axis=0)
-    exposed = smooth_maximum(gpu, host, exponent) - gpu
-    share = np.divide(exposed, host, out=np.zeros_like(exposed), where=host > 0)
-    mean = np.asarray((table * probability).sum(axis=-1))
-    mean[1] = mean[0] + (table[1] * (share * probability)).sum(axis=-1)
+    """Means over the batches of the rows of `PassTimes`.
+
+    GPU and host time are combined; transfers that overlap join them in a power mean, the others add. What is exposed
+    beyond the GPU's own time is shared out by host work and by transfers.
+    """
+    gpu, host, stream = (table[i].sum(axis=0) for i in (0, 1, 7))
+    busy = smooth_maximum(gpu, host, exponent)
+    host_share = np.divide(busy - gpu, host, out=np.zeros_like(busy), where=host > 0)
+    mean = np.asarray((table[:7] * probability).sum(axis=-1))
+    mean[1] = (table[1] * (host_share * probability)).sum(axis=-1)
+    if stream.any():
+        waits = smooth_maximum(busy, stream, STREAM_EXPONENT) - busy
+        share = np.divide(waits, stream, out=np.zeros_like(waits), where=stream > 0)
+        mean[2] += (table[7] * (share * probability)).sum(axis=-1)
     return mean
+
+
+STREAM_EXPONENT: Final = 2.0
+"""Power mean in which overlapped transfers join GPU and host time: a hard maximum fits public runs worse."""
 
 
 def optimizer_seconds(
@@ -138,29 +179,13 @@ def optimizer_seconds(
     other states scale with their bytes.
     """
     recipe, habits, device = workload.recipe, profile.optimizer, workload.device
-    trained, tensors, width = trained_elements(workload)
+    _, tensors, width = trained_elements(workload)
+    trained = trained_per_gpu(workload, sharded=workload.layout.zero_stage >= 1)
     rate = device.bytes_per_s * coefficients.optimizer_bandwidth
     copies = habits.foreach_copies * (width + recipe.gradient_bytes + recipe.optimizer_bytes) / 4.0
     seconds = trained * copies / rate + tensors * habits.seconds_per_tensor
+    if workload.layout.offload != "none":  # gradients go to the host, which steps there, and weights come back
+        link = device.host_link_bytes_per_s * coefficients.host_link_share
+        seconds = trained * (recipe.gradient_bytes + width) / link + trained * HOST_STEP_S
     clip = trained * CLIP_PASSES * recipe.gradient_bytes / rate if habits.clips_gradients else 0.0
     return seconds, clip
-
-
-def trained_elements(workload: Workload) -> tuple[FloatLike, int, float]:
-    """(trained weights, tensors, bytes of one) of the adapters or of the whole model."""
-    recipe = workload.recipe
-    if recipe.trains_all:
-        count, tensors = all_parameters(workload), sum(n * use.matrix.copies for n, use in workload.uses())
-        return float(count), tensors, recipe.weight_bytes
-    adapted = [(n * u.matrix.copies, u.matrix) for n, u in workload.uses() if u.adapted]
-    size = recipe.rank * sum(n * (m.in_features + m.out_features) for n, m in adapted)
-    if recipe.decomposes_weights:
-        size = size + sum(n * m.out_features for n, m in adapted)
-    return size, 2 * sum(n for n, _ in adapted), recipe.adapter_bytes
-
-
-def all_parameters(workload: Workload) -> int:
-    """Parameters of the model, tied weights once."""
-    matrices = sum(n * use.matrix.parameters for n, use in workload.uses())
-    vectors = sum(block.count * block.layers.vector_parameters for block in workload.blocks)
-    return matrices + vectors + workload.model.extra_parameters

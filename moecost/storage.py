@@ -74,5 +74,8 @@ OPTIMIZERS: Final[dict[str, OptimizerFormat]] = {
     "sgd": OptimizerFormat(0, None, "no state"),
     "sgd-momentum": OptimizerFormat(1, None, "one momentum"),
     "adafactor": OptimizerFormat(0.002, 4, "row and column means (arXiv:1804.04235): 0.001 to 0.002 of a weight"),
+    "galore": OptimizerFormat(
+        0.075, 4, "GaLore at rank 128: m R + 2 n R elements of a 4096 x 11008 matrix (arXiv:2403.03507)"
+    ),
     "muon": OptimizerFormat(1, None, "one momentum on matrices; embeddings and vectors, with AdamW, not apart"),
 }

@@ -43,10 +43,16 @@ class Layout:
     expert_parallel: FloatLike = 1.0
     zero_stage: int = 0
     offload: Literal["none", "optimizer", "parameters"] = "none"
+    sequence_parallel: bool = False  # tensor parallelism divides the norms' tokens as well
 
     @property
     def num_gpus(self) -> FloatLike:
         return self.data_parallel * self.tensor_parallel * self.pipeline_parallel * self.context_parallel
+
+    @property
+    def num_gpus_is_one(self) -> bool:
+        """All of it on one GPU, for plain numbers."""
+        return isinstance(self.num_gpus, float) and self.num_gpus == 1.0
 
     @property
     def shards(self) -> FloatLike:
@@ -61,8 +67,12 @@ class WeightUse:
     matrix: Matrix
     layer: LayerKind
     quantized: bool = False
-    adapted: bool = False
     trained: bool = False
+    adapter_width: float = 0.0  # input plus output features of the adapters on one copy; 0 without
+
+    @property
+    def adapted(self) -> bool:
+        return self.adapter_width > 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +117,7 @@ class Recipe:
     attention: Attention
     gradient_accumulation_steps: FloatLike = 1.0
     decomposes_weights: bool = False  # DoRA
+    keeps_inputs: bool = False  # 4-bit linears keep their inputs through checkpointing
     stream_bytes: float = 2.0  # an element of the residual stream
     casts_weights: bool = False  # weights are held wider than they are computed with (autocast)
 
@@ -122,6 +133,7 @@ class Workload:
     recipe: Recipe
     device: Device
     layout: Layout = Layout()
+    elsewhere_width: float = 0.0  # of adapters outside of the language model
 
     def uses(self) -> list[tuple[int, WeightUse]]:
         """(layers, use) of every matrix; a tied head is the embedding once more and left out."""

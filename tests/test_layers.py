@@ -31,11 +31,11 @@ LAYERS: list[list[str]] = [
         "workload",
         "published",
     ],
-    ["spec_files", "specs", "catalog"],
+    ["spec_files", "checked", "specs", "catalog"],
     ["components", "parameters", "flops"],
     ["hub.reader", "hub.vision", "hub.decoder", "hub.families", "hub.hybrids", "hub.recent", "hub.irregular", "hub"],
     ["software", "dataset_spec", "architecture", "calibration"],
-    ["adaptation", "operators", "step", "memory"],
+    ["adaptation", "footprint", "operators", "step", "memory"],
     ["job", "topology", "results", "resolution", "estimation"],
     ["prices", "READERS"],
     ["fitting", "validation", "sweeping", "planning"],
@@ -52,7 +52,7 @@ FORMULAS = frozenset(
     {
         *("units", "arrays", "coefficients", "quantities", "storage", "lengths", "roofline", "experts"),
         *("communication", "cost", "workload", "components", "parameters", "flops", "operators", "step", "memory"),
-        "adaptation",
+        *("adaptation", "footprint"),
     }
 )
 PROFILE_READERS = frozenset({"operators", "step", "memory", "adaptation"})

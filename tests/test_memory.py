@@ -141,10 +141,12 @@ def test_kept_inputs_of_bitsandbytes(mixtral: ModelSpec) -> None:
     for mode, k in paper_runs.ACTIVE_EXPERTS.items():
         found = resolve(paper_runs.fixed_job("Mixtral", mode, 1))
         habits = found.profile.memory
+        recipe = found.workload.recipe
         assert habits.keeps_quantized_inputs
+        assert recipe.keeps_inputs
         shape = {"sequences": 1.0, "padded_length": 1.0}
         kept = moments(found.workload, habits, **shape)["loss"].activations
-        lost = moments(found.workload, habits.model_copy(update={"keeps_quantized_inputs": False}), **shape)
+        lost = moments(replace(found.workload, recipe=replace(recipe, keeps_inputs=False)), habits, **shape)
         assert kept - lost["loss"].activations == 2 * 32 * (3 * h + k * (h + f))
         end = moments(found.workload, habits, **shape)["gradients"].activations  # the last layer to go back
         assert end - lost["gradients"].activations == kept - lost["loss"].activations

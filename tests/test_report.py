@@ -273,6 +273,7 @@ def test_html_bars_fill_the_whole(paper: Estimate, too_large: Estimate) -> None:
             assert sum(widths) == pytest.approx(100, abs=3) or "layer kind" in bar
 
 
+@pytest.mark.filterwarnings("ignore::moecost.errors.OutOfRangeWarning")
 def test_html_escapes_names() -> None:
     nasty = """<script>alert(1)</script>"'&amp;<img src=x onerror=alert(1)>"""
     e = estimate({**SPARSE, "name": nasty}, "a40", sequence_length=128)
