@@ -177,8 +177,8 @@ def _why_not(resolved: Resolved, memory: Memory, batch: int, largest: int) -> st
     part, most = next(iter(memory.parts.items()))
     text = (
         f"{resolved.model.name} needs {memory.device_gib:.1f} GiB at micro_batch_size={batch} with sequences of "
-        f"{resolved.worst_length} tokens, the {resolved.gpu.marketing_name} has {memory.usable_gib:.1f}; {part} take "
-        f"{most:.1f}."
+        f"{resolved.worst_length} tokens, the {resolved.gpu.marketing_name} has {memory.usable_gib:.1f}; the largest "
+        f"part is {part}, {most:.1f} GiB."
     )
     if largest >= 1:
         return f"{text} Use micro_batch_size={largest} or less."
@@ -194,6 +194,10 @@ def _why_not(resolved: Resolved, memory: Memory, batch: int, largest: int) -> st
         tries.append("method='qlora'")
     if job.method == "full" and job.optimizer == "adamw":
         tries.append("optimizer='adamw8bit'")
+    if job.adapts and memory.adapters_gib + memory.optimizer_gib > 0.05 * memory.usable_gib:
+        tries.append("a smaller lora_rank")
+    if job.num_gpus > 1 and resolved.workload.layout.zero_stage < 3:
+        tries.append("zero_stage=3")
     tries.append("a GPU with more memory")
     return f"{text} Not even one sequence fits: try {', '.join(tries)}; on_oom='report' shows all figures."
 
@@ -257,8 +261,11 @@ def _estimate(
         experts=_experts(resolved, times),
         num_parameters=all_parameters(workload),
         num_trainable_parameters=int(trained),
+        dataset=None if resolved.dataset is None else resolved.dataset.name,
+        sequence_length=resolved.sequence_length,
         num_queries=resolved.num_queries,
         epochs=job.epochs,
+        gradient_accumulation_steps=accumulation,
         steps=steps,
         hours=hours,
         gpu_hours=hours * job.num_gpus,

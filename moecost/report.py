@@ -131,7 +131,8 @@ def _asked(e: Estimate) -> Section:
         "model": f"{e.model}: {counted(e.num_parameters)} parameters, {of_all}",
         "GPU": f"{e.num_gpus} x {e.gpu}, {significant(e.memory.usable_gib)} GiB usable",
         "method": f"{e.method}, run by {e.provenance.software}",
-        "data": f"{_number(e.num_queries, 'query', 'queries')} x {_number(e.epochs, 'epoch', 'epochs')}",
+        "data": f"{e.dataset or 'queries of one length'}: {_number(e.num_queries, 'query', 'queries')} of at most "
+        f"{e.sequence_length:,} tokens x {_number(e.epochs, 'epoch', 'epochs')}",
         "batch": f"{_number(e.micro_batch_size, 'sequence', 'sequences')} a GPU a pass, {e.global_batch_size:,} a step",
     }
     return _facts("Asked", rows)

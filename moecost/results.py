@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from moecost.errors import InvalidInputError, close_matches
 from moecost.specs import PriceQuote
 
 Bound = Literal["compute", "memory", "host", "communication"]
+Dollars = Annotated[float, BeforeValidator(lambda value: math.nan if value is None else value)]
 
 
 class _Result(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), ser_json_inf_nan="constants")
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
 
 class OperatorTime(_Result):
@@ -151,16 +152,21 @@ class Estimate(_Result):
     """None for a model without routed experts."""
     num_parameters: int
     num_trainable_parameters: int
+    dataset: str | None
+    """Name of the data set; None where all queries have `sequence_length` tokens."""
+    sequence_length: int
+    """Where queries are cut, or packed to. [token]"""
     num_queries: int
     epochs: float
+    gradient_accumulation_steps: int
     steps: int
     """Optimizer steps of the run."""
     hours: float
     gpu_hours: float
-    usd_per_gpu_hour: float
-    """NaN where no price is known."""
-    cost_usd: float
-    """NaN where no price is known."""
+    usd_per_gpu_hour: Dollars
+    """NaN where no price is known (null in JSON)."""
+    cost_usd: Dollars
+    """NaN where no price is known (null in JSON)."""
     notes: tuple[str, ...]
     provenance: Provenance
     log_sd_time: float = Field(repr=False)
