@@ -52,8 +52,8 @@ class Calibration(Checked):
     date: str
     coefficients: dict[str, Coefficient]
     covariance: dict[str, dict[str, float]] = Field(default={}, description="of the logarithms of the fitted ones")
-    architecture_factors: dict[str, dict[str, Annotated[float, Field(gt=0)]]] = Field(
-        default={}, description="factors on coefficients, by coefficient and GPU architecture"
+    hardware_factors: dict[str, dict[str, Annotated[float, Field(gt=0)]]] = Field(
+        default={}, description="factors on coefficients, by coefficient and GPU architecture or compute type"
     )
     software_factors: dict[str, Annotated[float, Field(gt=0)]] = Field(
         default={}, description="factor on the step's time by software profile, shrunk to 1"
@@ -105,11 +105,15 @@ class Calibration(Checked):
         text = yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=110)
         Path(path).write_text(text, encoding="utf-8")
 
-    def values(self, architecture: str | None = None, software: str | None = None) -> Coefficients:
-        """The numbers alone, for a GPU of that architecture and a profile."""
+    def values(
+        self, architecture: str | None = None, software: str | None = None, compute_dtype: str | None = None
+    ) -> Coefficients:
+        """The numbers alone, for a GPU of that architecture, a profile and a compute type."""
         plain = {name: c.value for name, c in self.coefficients.items()}
-        for name, factors in self.architecture_factors.items():
-            plain[name] = min(plain[name] * factors.get(architecture or "", 1.0), PLAUSIBLE[name].high)
+        for name, factors in self.hardware_factors.items():
+            for key in (architecture, compute_dtype):
+                plain[name] *= factors.get(key or "", 1.0)
+            plain[name] = min(plain[name], PLAUSIBLE[name].high)
         plain["time_factor"] *= self.software_factors.get(software or "", 1.0)
         return Coefficients(**plain)
 

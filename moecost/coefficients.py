@@ -58,14 +58,14 @@ PLAUSIBLE: Final[dict[str, Plausible]] = {
     "gemm_bandwidth": Plausible(0.05, 0.40, 1.00),
     "attention_efficiency": Plausible(0.15, 0.15, 0.80),
     "elementwise_bandwidth": Plausible(0.30, 0.20, 1.00),
-    "dequantize_bandwidth": Plausible(0.05, 0.30, 0.90),
+    "dequantize_bandwidth": Plausible(0.05, 0.20, 0.90),
     "optimizer_bandwidth": Plausible(0.15, 0.20, 1.00),
     "launch_s": Plausible(0.40, 2e-6, 40e-6),
     "router_skew": Plausible(0.30, 0.05, 0.43),
     "link_share": Plausible(0.25, 0.30, 2.00),
     "pcie_share": Plausible(0.50, 0.03, 0.80),
     "network_share": Plausible(0.25, 0.10, 1.50),
-    "host_link_share": Plausible(0.25, 0.08, 0.80),
+    "host_link_share": Plausible(0.25, 0.08, 0.90),
     "time_factor": Plausible(0.00, 0.50, 2.50),
 }
 """`router_skew` stays below 0.43, where even the least loaded quadrature node of `experts` keeps its tokens."""

@@ -49,12 +49,15 @@ STEP: Final = 0.02
 FACTOR_LOG_SD: Final = 0.20
 """Prior spread of a stack's factor on its time, and of an architecture's factor on a coefficient."""
 
-ARCHITECTURE_FACTORS: Final[dict[str, dict[str, float]]] = {
-    "gemm_efficiency": {"Hopper": 0.80, "Blackwell": 0.70, "Blackwell Ultra": 0.70, "CDNA3": 0.70, "CDNA4": 0.70},
-    "elementwise_bandwidth": {"Ada Lovelace": 1.8},
+HARDWARE_FACTORS: Final[dict[str, dict[str, float]]] = {
+    "gemm_efficiency": {
+        **{"Hopper": 0.80, "Blackwell": 0.70, "Blackwell Ultra": 0.70, "CDNA3": 0.70, "CDNA4": 0.70},
+        **{"fp8": 0.75, "fp8-blockwise": 0.65, "mxfp8": 0.70, "fp4": 0.60, "nvfp4": 0.60},
+    },
+    "elementwise_bandwidth": {"Ada Lovelace": 1.3},
 }
-"""First values of factors relative to Ampere: newer parts reach less of a higher peak; Ada's large L2 serves
-elementwise work."""
+"""First values of factors relative to Ampere in 16 bits: newer parts and narrower types reach less of a higher peak;
+Ada's large L2 serves elementwise work."""
 
 Array = NDArray[np.float64]
 
@@ -108,25 +111,25 @@ class Parameter:
     value: float
     log_sd: float
     why: str = ""
-    architecture: str | None = None
+    hardware: str | None = None  # a GPU architecture, or a compute type
     software: str | None = None
 
     @property
     def name(self) -> str:
-        where = self.architecture or self.software
+        where = self.hardware or self.software
         return f"{self.coefficient} of {where}" if where else self.coefficient
 
     @property
     def bounds(self) -> tuple[float, float]:
         """Of its logarithm. A factor may not leave three of its prior spreads."""
-        if self.architecture or self.software:
+        if self.hardware or self.software:
             return math.log(self.value) - 3 * self.log_sd, math.log(self.value) + 3 * self.log_sd
         p = PLAUSIBLE[self.coefficient]
         return math.log(p.low), math.log(p.high)
 
     def applies(self, case: Case) -> bool:
-        if self.architecture is not None:
-            return case.resolved.gpu.architecture == self.architecture
+        if self.hardware is not None:
+            return self.hardware in (case.resolved.gpu.architecture, case.resolved.job.compute_dtype)
         return self.software is None or case.resolved.profile.name == self.software
 
 
@@ -156,7 +159,7 @@ class Problem:
                 k = position.get(i)
                 value = np.full((len(x), 1), p.value) if k is None else np.exp(x[:, k : k + 1])
                 values[p.coefficient] = values.get(p.coefficient, 1.0) * value
-        for name in {p.coefficient for p in self.parameters if p.architecture}:
+        for name in {p.coefficient for p in self.parameters if p.hardware}:
             values[name] = np.minimum(values[name], PLAUSIBLE[name].high)
         return Coefficients(**values)
 
@@ -249,11 +252,11 @@ def stack_parameters(cases: Sequence[Case], base: str) -> list[Parameter]:
     """Shared coefficients at the priors of `base`, factors by architecture and by stack where runs have them."""
     profile = SoftwareProfile.load(base)
     out = [_parameter(n, profile, {}) for n in COEFFICIENT_NAMES]
-    seen = {c.resolved.gpu.architecture for c in cases}
-    for coefficient, factors in ARCHITECTURE_FACTORS.items():
-        for architecture, value in factors.items():
-            log_sd = FACTOR_LOG_SD if architecture in seen else 0.0
-            out.append(Parameter(coefficient, value, log_sd, "relative to Ampere", architecture=architecture))
+    seen = {c.resolved.gpu.architecture for c in cases} | {c.resolved.job.compute_dtype for c in cases}
+    for coefficient, factors in HARDWARE_FACTORS.items():
+        for hardware, value in factors.items():
+            log_sd = FACTOR_LOG_SD if hardware in seen else 0.0
+            out.append(Parameter(coefficient, value, log_sd, "relative to Ampere in 16 bits", hardware=hardware))
     stacks = sorted({c.resolved.profile.name for c in cases})
     return out + [Parameter("time_factor", 1.0, FACTOR_LOG_SD, "shrunk to 1", software=s) for s in stacks]
 
@@ -302,8 +305,8 @@ def _parameters(cases: Sequence[Case], held: Mapping[str, float | None]) -> list
     """The coefficients at the priors of the cases' profile; architecture factors of its calibration are fixed."""
     first = cases[0].resolved
     out = [_parameter(n, first.profile, held) for n in COEFFICIENT_NAMES]
-    for coefficient, factors in first.calibration.architecture_factors.items():
-        out += [Parameter(coefficient, v, 0.0, architecture=a) for a, v in factors.items()]
+    for coefficient, factors in first.calibration.hardware_factors.items():
+        out += [Parameter(coefficient, v, 0.0, hardware=h) for h, v in factors.items()]
     return out
 
 
@@ -324,8 +327,12 @@ def _weights(runs: Sequence[MeasuredRun]) -> Array:
     counts: dict[str, int] = {}
     for run in runs:
         counts[source_of(run)] = counts.get(source_of(run), 0) + 1
-    weights = np.array([counts[source_of(run)] ** -0.5 for run in runs])
+    weights = np.array([counts[source_of(run)] ** -0.5 * TRUST[run.trust] for run in runs])
     return np.asarray(np.sqrt(weights / weights.mean()))
+
+
+TRUST: Final = {1: 0.3, 2: 1.0, 3: 1.0}
+"""Weight of a run by its trust: a user's report may leave out what matters."""
 
 
 # ------------------------------------------------------------------------------------------------ the fit
@@ -405,12 +412,12 @@ def _calibration(problem: Problem, why: Mapping[str, str], name: str, software: 
     spread = left_out if left_out is not None else errors
     free = {index: k for k, index in enumerate(problem.free)}
     coefficients: dict[str, Coefficient] = {}
-    architectures: dict[str, dict[str, float]] = {}
+    hardware: dict[str, dict[str, float]] = {}
     stacks: dict[str, float] = {}
     for i, p in enumerate(problem.parameters):
         value = float(np.exp(best[free[i]])) if i in free else p.value
-        if p.architecture is not None:
-            architectures.setdefault(p.coefficient, {})[p.architecture] = value
+        if p.hardware is not None:
+            hardware.setdefault(p.coefficient, {})[p.hardware] = value
         elif p.software is not None:
             stacks[p.software] = value
         else:
@@ -427,7 +434,7 @@ def _calibration(problem: Problem, why: Mapping[str, str], name: str, software: 
         date=date.today().isoformat(),
         coefficients=coefficients,
         covariance={a: {b: float(covariance[i, j]) for j, b in enumerate(names)} for i, a in enumerate(names)},
-        architecture_factors=architectures,
+        hardware_factors=hardware,
         software_factors=stacks,
         num_runs=len(cases),
         in_sample_error=_mean_error(errors),

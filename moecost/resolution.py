@@ -133,7 +133,7 @@ def resolve(job: Job) -> Resolved:
         dataset=dataset,
         profile=profile,
         calibration=calibration,
-        coefficients=calibration.values(gpu.architecture, profile.name),
+        coefficients=calibration.values(gpu.architecture, profile.name, job.compute_dtype),
         workload=workload,
         lengths=lengths,
         sequence_length=sequence_length,
