@@ -185,6 +185,18 @@ class Job(Checked):
         except InvalidInputError as error:
             raise InvalidInputError(f"{path}: {str(error).removeprefix(f'{path}: ')}") from None
 
+    @classmethod
+    def from_recipe(cls, path: str | Path, **fields: Any) -> Self:
+        """The job of a training file (LLaMA-Factory, axolotl, TRL/accelerate, torchtune); `fields` say the rest.
+
+        `RecipeWarning` names keys that may change time or memory and are not understood; see `moecost.recipes`.
+        """
+        from moecost.recipes import read_recipe, warn_of
+
+        job, unknown = read_recipe(path, **fields)
+        warn_of(unknown, path)
+        return cls(**dict(job))
+
     @property
     def adapts(self) -> bool:
         """Adapters are trained, the model's own weights are frozen."""

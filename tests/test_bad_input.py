@@ -566,7 +566,18 @@ plausible: dict[str, st.SearchStrategy[Any]] = {
     "model": st.sampled_from(["mixtral-8x7b", "phi-2", "blackmamba-2.8b", "gpt-oss-20b", "nosuch"]),
     "gpu": st.sampled_from(["a40", "h100", "t4", "k80", "mi300x", "tpu-v5e", "gaudi3", "p5.48xlarge", "nosuch"]),
     "method": st.sampled_from(["full", "lora", "qlora", "dora"]),
-    "num_gpus": st.sampled_from([1, 1, 1, 2, 2**20]),
+    "num_gpus": st.sampled_from([1, 1, 2, 8, 64, 2**20]),
+    "zero_stage": st.none() | st.integers(0, 3),
+    "tensor_parallel_size": st.sampled_from([1, 2, 3, 8, 2**20]),
+    "pipeline_parallel_size": st.sampled_from([1, 2, 3, 8, 2**20]),
+    "expert_parallel_size": st.sampled_from([1, 2, 3, 8, 2**20]),
+    "context_parallel_size": st.sampled_from([1, 2, 3, 8, 2**20]),
+    "moe_dispatch": st.none() | st.sampled_from(["alltoall", "allgather", "deepep", "hybridep"]),
+    "capacity_factor": st.none() | st.floats(1e-3, 1e4),
+    "cuda_graphs": st.none() | st.sampled_from(["none", "partial", "full"]),
+    "fused_kernels": st.none() | st.sampled_from(["liger", "foak;scattermoe", "unknown"]),
+    "node": st.none() | st.sampled_from(["dgx-h100", "p5.48xlarge", "nosuch"]),
+    "attention": st.none() | st.sampled_from(["flash", "sdpa", "eager"]),
     "sequence_length": st.integers(1, 10**8),
     "micro_batch_size": st.none() | st.integers(1, 2**24),
     "global_batch_size": st.none() | st.integers(1, 2**40),
@@ -587,7 +598,7 @@ plausible: dict[str, st.SearchStrategy[Any]] = {
     "market": st.sampled_from(["on_demand", "spot", "reserved"]),
     "on_oom": st.sampled_from(["raise", "report"]),
     "offload": st.sampled_from(["none", "none", "optimizer"]),
-    "software": st.sampled_from(["hf-peft", "hf-peft-2024"]),
+    "software": st.sampled_from(moecost.software_profiles()),
 }
 
 

@@ -11,7 +11,6 @@ import paper_runs
 import pytest
 
 from moecost import Job, ModelSpec, estimate
-from moecost.adaptation import adapt
 from moecost.memory import MOMENTS, layer_activations, max_micro_batch_size, moments, peak, weight_bytes
 from moecost.quantities import AttentionCore, DenseFeedForward, Layers
 from moecost.resolution import Resolved, resolve
@@ -43,12 +42,11 @@ def test_quantized_weights_of_mixtral(mixtral: ModelSpec, weight_dtype: str, exp
 
 def test_experts_in_fused_tensors_stay_in_16_bits(mixtral: ModelSpec) -> None:
     """A 4-bit loader that sees nn.Linear alone passes over them: 45.1e9 of 46.4e9 weights (transformers 5)."""
-    found = resolved(mixtral, method="qlora", weight_dtype="nf4-dq")
-    fused = found.profile.model_copy(update={"experts_as_modules": False})
-    blocks, _, _ = adapt(mixtral.quantities(), fused, quantized=True, targets=("attention",), trains_all=False)
-    experts = 32 * 8 * 3 * 4096 * 14336
-    saved = experts * (2 - 4.126953125 / 8)
-    assert weight_bytes(replace(found.workload, blocks=blocks)) - weight_bytes(found.workload) == pytest.approx(saved)
+    modules, fused = (
+        weight_bytes(resolved(mixtral, method="qlora", lora_targets="attention", software=stack).workload)
+        for stack in ("hf-peft", "hf-v5-grouped")
+    )
+    assert fused - modules == pytest.approx(32 * 8 * 3 * 4096 * 14336 * (2 - 4.126953125 / 8))
 
 
 def test_weights_of_mixtral_in_16_bits(mixtral: ModelSpec) -> None:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moecost import Estimate, GPUSpec, Job, estimate
+from moecost import Estimate, GPUSpec, Job, estimate, software_profiles
 from moecost.memory import max_micro_batch_size, peak
 from moecost.resolution import resolve
 
@@ -55,7 +55,7 @@ def jobs(draw: st.DrawFn, models: tuple[str, ...] = MIXTURES + DENSE + OTHERS) -
         "gradient_checkpointing": draw(st.sampled_from([None, "none", "full"])),
         "optimizer": draw(st.sampled_from(["adamw", "adamw8bit", "sgd", "lion"])),
         "attention": draw(st.sampled_from([None, "flash", "eager"])),
-        "software": draw(st.sampled_from(["hf-peft", "hf-peft-2024"])),
+        "software": draw(st.sampled_from(software_profiles())),
         "price": 1.0,
         "on_oom": "report",
     }

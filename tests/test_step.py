@@ -10,9 +10,10 @@ import numpy as np
 import paper_runs
 import pytest
 
-from moecost import Estimate, estimate
+from moecost import Estimate, Job, estimate, software_profiles
 from moecost.resolution import epoch, resolve
 from moecost.step import step_times
+from moecost.workload import Batches
 
 pytestmark = pytest.mark.filterwarnings("ignore::moecost.errors.OutOfRangeWarning")
 
@@ -159,3 +160,14 @@ def test_mfu_is_what_the_literature_reports() -> None:
     found = [_llama(sequence_length=4096, micro_batch_size=8, method=m).mfu for m in ("lora", "full")]
     assert 0.3 < fmean(found) < 0.65
     assert all(math.isfinite(f) for f in found)
+
+
+@pytest.mark.parametrize("software", software_profiles())
+@pytest.mark.parametrize("model", ["mixtral-8x7b", "qwen3-30b-a3b", "llama-3.1-8b"])
+def test_more_tokens_never_take_less_time_on_any_stack(model: str, software: str) -> None:
+    """From one token to 65,536, full tuning: grouped or one by one, no row makes a product cheaper."""
+    resolved = resolve(Job(model=model, gpu="h100", software=software, sequence_length=512, on_oom="report"))
+    tokens = np.unique(np.round(np.geomspace(1, 65536, 120)))
+    rows = Batches(np.ones((len(tokens), 1)), tokens[:, None], np.ones((1, 1)))
+    step = step_times(resolved.workload, rows, resolved.profile, resolved.coefficients)
+    assert np.all(np.diff(np.asarray(step.seconds)) >= -1e-9 * np.asarray(step.seconds)[:-1])
