@@ -1,5 +1,7 @@
 """What fine-tuning a large language model needs, takes and costs, before you pay for it."""
 
+from typing import TYPE_CHECKING, Any
+
 from moecost.architecture import ModelSpec
 from moecost.calibration import Calibration
 from moecost.catalog import gpus, models, nodes
@@ -8,10 +10,12 @@ from moecost.dataset_spec import dataset_names as datasets
 from moecost.errors import MoECostError
 from moecost.estimation import estimate
 from moecost.job import Job
-from moecost.measurements import MeasuredRun
 from moecost.results import Estimate
 from moecost.software import SoftwareProfile, software_profiles
 from moecost.specs import GPUSpec, NodeSpec, PriceQuote
+
+if TYPE_CHECKING:
+    from moecost.measurements import MeasuredRun
 
 __all__ = [
     "Calibration",
@@ -32,3 +36,12 @@ __all__ = [
     "nodes",
     "software_profiles",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Names that an estimate does not need are imported when asked for."""
+    if name == "MeasuredRun":
+        from moecost.measurements import MeasuredRun
+
+        return MeasuredRun
+    raise AttributeError(f"module 'moecost' has no attribute {name!r}")

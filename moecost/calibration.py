@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from moecost.catalog import data_folder, looks_like_path, read_yaml
 from moecost.checked import Checked
-from moecost.coefficients import COEFFICIENT_NAMES, PLAUSIBLE, Coefficients
+from moecost.coefficients import COEFFICIENT_NAMES, PLAUSIBLE, Coefficients, slowed
 from moecost.errors import InvalidInputError, UnknownNameError
 
 Share = Annotated[float, Field(ge=0)]
@@ -45,7 +45,7 @@ class Calibration(Checked):
     spread of log(measured / predicted) that a new run of this stack is expected to have.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), defer_build=True)
 
     name: str
     software: str
@@ -65,6 +65,9 @@ class Calibration(Checked):
     log_sd_time: Share = 0.3
     log_sd_memory: Share = 0.1
     range: dict[str, tuple[float, float]] = Field(default={}, description="of the job fields it was fitted on")
+    evidence: dict[str, dict[str, int]] = Field(
+        default={}, description="runs it was fitted on, by `software`, `architecture` and `method`"
+    )
     data: str = ""
     notes: tuple[str, ...] = ()
 
@@ -114,8 +117,8 @@ class Calibration(Checked):
             for key in (architecture, compute_dtype):
                 plain[name] *= factors.get(key or "", 1.0)
             plain[name] = min(plain[name], PLAUSIBLE[name].high)
-        plain["time_factor"] *= self.software_factors.get(software or "", 1.0)
-        return Coefficients(**plain)
+        factor = self.software_factors.get(software or "", 1.0)
+        return Coefficients(**({k: float(v) for k, v in slowed(plain, factor).items()} if factor != 1.0 else plain))
 
     def with_values(self, values: Mapping[str, float]) -> Calibration:
         """The same with some coefficients replaced."""

@@ -11,7 +11,6 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
-from importlib import resources
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -40,7 +39,7 @@ def data_folder(name: str) -> Path:
 
     Inside the package where moecost is installed, beside it in a checkout and an editable install.
     """
-    package = Path(str(resources.files("moecost")))
+    package = Path(__file__).parent
     for folder in (package / name, package.parent / name):
         if folder.is_dir():
             return folder

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Final
+from typing import Any, Final
+
+import numpy as np
 
 from moecost.arrays import FloatLike
 
@@ -26,7 +28,6 @@ class Coefficients:
     pcie_share : share of a GPU's PCIe rate, one way, of transfers between GPUs; no peer-to-peer copies assumed.
     network_share : share of a GPU's part of the machine's network, one way.
     host_link_share : share of the PCIe rate, one way, at which weights stream from the host.
-    time_factor : what remains, as a factor on the step.
     """
 
     gemm_efficiency: FloatLike = 0.80
@@ -41,7 +42,6 @@ class Coefficients:
     pcie_share: FloatLike = 0.16
     network_share: FloatLike = 0.50
     host_link_share: FloatLike = 0.25
-    time_factor: FloatLike = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,23 @@ PLAUSIBLE: Final[dict[str, Plausible]] = {
     "pcie_share": Plausible(0.50, 0.03, 0.80),
     "network_share": Plausible(0.25, 0.10, 1.50),
     "host_link_share": Plausible(0.25, 0.08, 0.90),
-    "time_factor": Plausible(0.00, 0.50, 2.50),
 }
 """`router_skew` stays below 0.43, where even the least loaded quadrature node of `experts` keeps its tokens."""
+RATES: Final = (
+    "gemm_efficiency", "gemm_bandwidth", "attention_efficiency", "elementwise_bandwidth", "dequantize_bandwidth",
+)  # fmt: skip
+
+
+def slowed(values: dict[str, Any], factor: FloatLike) -> dict[str, Any]:
+    """Coefficients of a stack that takes `factor` times the time: lower rates and longer launches.
+
+    A factor below 1 raises the rates, but none above what is plausible: no stack beats the hardware.
+    """
+    out = dict(values)
+    for name in RATES:
+        out[name] = np.minimum(values[name] / factor, PLAUSIBLE[name].high)
+    out["launch_s"] = values["launch_s"] * factor
+    return out
+
+
 COEFFICIENT_NAMES: Final = tuple(f.name for f in fields(Coefficients))

@@ -11,7 +11,7 @@ def run_hours(
 ) -> FloatLike:
     """Wall time of a run: its steps, the checkpoints it waits for, and its start. [h]
 
-    >>> run_hours(steps=3600, step_s=1.0, saves=1, save_s=0.0, startup_s=0.0)
+    >>> float(run_hours(steps=3600, step_s=1.0, saves=1, save_s=0.0, startup_s=0.0))
     1.0
     """
     return (as_float(steps) * step_s + as_float(saves) * save_s + startup_s) / HOUR

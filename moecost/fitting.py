@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from moecost import cost
 from moecost.calibration import Calibration, Coefficient
-from moecost.coefficients import COEFFICIENT_NAMES, PLAUSIBLE, Coefficients
+from moecost.coefficients import COEFFICIENT_NAMES, PLAUSIBLE, Coefficients, slowed
 from moecost.errors import FitError, MoECostError, close_matches
 from moecost.estimation import choose_batch, estimate_job, saved_bytes
 from moecost.measurements import SPEED_FIELDS, MeasuredRun
@@ -153,15 +153,19 @@ class Problem:
     def coefficients(self, case: Case, x: Array) -> Coefficients:
         """Of one case, at sets of free parameters x of shape (sets, free); arrays of shape (sets, 1)."""
         values: dict[str, Any] = {}
+        factor: Any = 1.0
         position = {index: k for k, index in enumerate(self.free)}
         for i, p in enumerate(self.parameters):
             if p.applies(case):
                 k = position.get(i)
                 value = np.full((len(x), 1), p.value) if k is None else np.exp(x[:, k : k + 1])
-                values[p.coefficient] = values.get(p.coefficient, 1.0) * value
+                if p.software is not None:
+                    factor = value
+                else:
+                    values[p.coefficient] = values.get(p.coefficient, 1.0) * value
         for name in {p.coefficient for p in self.parameters if p.hardware}:
             values[name] = np.minimum(values[name], PLAUSIBLE[name].high)
-        return Coefficients(**values)
+        return Coefficients(**slowed(values, factor))
 
     def log_errors(self, x: Array) -> Array:
         """ln(measured / predicted), shape (sets, cases)."""
@@ -258,7 +262,7 @@ def stack_parameters(cases: Sequence[Case], base: str) -> list[Parameter]:
             log_sd = FACTOR_LOG_SD if hardware in seen else 0.0
             out.append(Parameter(coefficient, value, log_sd, "relative to Ampere in 16 bits", hardware=hardware))
     stacks = sorted({c.resolved.profile.name for c in cases})
-    return out + [Parameter("time_factor", 1.0, FACTOR_LOG_SD, "shrunk to 1", software=s) for s in stacks]
+    return out + [Parameter("time", 1.0, FACTOR_LOG_SD, "shrunk to 1", software=s) for s in stacks]
 
 
 # ------------------------------------------------------------------------------------------------ preparation
@@ -443,6 +447,7 @@ def _calibration(problem: Problem, why: Mapping[str, str], name: str, software: 
         log_sd_time=max(_robust_spread(spread), LEAST_LOG_SD),
         log_sd_memory=max(_robust_spread(memory), LEAST_LOG_SD) if memory.size else first.log_sd_memory,
         range=_range(cases),
+        evidence=_evidence(cases),
         data=_fingerprint(cases),
         notes=(f"fitted on {len(cases)} runs of {', '.join(sorted({source_of(run) for run in runs}))}",),
     )
@@ -523,6 +528,20 @@ def _range(cases: Sequence[Case]) -> dict[str, tuple[float, float]]:
         "micro_batch_size": (min(batches), max(batches)),
         "sequence_length": (min(shortest), max(longest)),
     }
+
+
+def _evidence(cases: Sequence[Case]) -> dict[str, dict[str, int]]:
+    """How many runs of each stack, GPU architecture and method there were."""
+    out: dict[str, dict[str, int]] = {"software": {}, "architecture": {}, "method": {}}
+    for c in cases:
+        r = c.resolved
+        for kind, value in (
+            ("software", r.profile.name),
+            ("architecture", r.gpu.architecture),
+            ("method", r.job.method),
+        ):
+            out[kind][value] = out[kind].get(value, 0) + 1
+    return {kind: dict(sorted(counts.items())) for kind, counts in out.items()}
 
 
 def _fingerprint(cases: Sequence[Case]) -> str:

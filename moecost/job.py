@@ -103,7 +103,12 @@ class Job(Checked):
     """
 
     model_config = ConfigDict(
-        frozen=True, extra="forbid", protected_namespaces=(), arbitrary_types_allowed=True, allow_inf_nan=False
+        frozen=True,
+        extra="forbid",
+        protected_namespaces=(),
+        arbitrary_types_allowed=True,
+        allow_inf_nan=False,
+        defer_build=True,
     )
 
     model: Annotated[

@@ -46,6 +46,7 @@ class MemoryParts:
     activations: FloatLike
     logits: FloatLike
     buffers: FloatLike
+    communication: FloatLike = 0.0  # buffers of the collectives, outside of the framework's allocator
 
     @property
     def allocated(self) -> FloatLike:
@@ -58,7 +59,7 @@ class MemoryParts:
 
     def device(self, habits: MemoryHabits) -> FloatLike:
         """With the framework's GPU context: what the driver shows."""
-        return self.reserved(habits) + habits.context_bytes
+        return self.reserved(habits) + habits.context_bytes + self.communication
 
 
 def moments(
@@ -83,13 +84,14 @@ def moments(
     logits = tokens * workload.model.vocab_size * per_logit / layout.tensor_parallel
     early = np.where(np.asarray(recipe.gradient_accumulation_steps) > 1, gradients, 0.0)[()]
     copies = habits.optimizer_transient * stepped * width if recipe.optimizer_bytes and on_host == "none" else 0.0
+    collectives = np.where(np.asarray(layout.num_gpus) > 1, habits.communication_bytes, 0.0)[()]
     gathered = gathered_bytes(workload) if stage >= 3 or on_host == "parameters" else 0.0
     # a sharded layer's input is kept by the adapters' units once more until its backward pass is through
     twice = habits.doubles_sharded_inputs and stage >= 3 and not recipe.trains_all
     back = 2.0 * kept if twice and recipe.recompute >= 1.0 else kept
 
     def parts(gradients: FloatLike, activations: FloatLike, logits: FloatLike, buffers: FloatLike) -> MemoryParts:
-        return MemoryParts(weights, adapters, gradients, optimizer, activations, logits, buffers)
+        return MemoryParts(weights, adapters, gradients, optimizer, activations, logits, buffers, collectives)
 
     return {
         "loss": parts(early, kept + inputs, logits, gathered),

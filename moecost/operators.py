@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -80,6 +80,10 @@ class Operator:
     recomputed: bool = True
 
 
+Grouping = Literal["rows", "depth"]
+"""Where the tokens of a grouped product stand: along its rows, or along its reduction (weight gradients)."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Context:
     recipe: Recipe
@@ -91,7 +95,7 @@ class _Context:
     layout: Layout
     per_step: FloatLike
     grouped: Grouped | None  # how experts run in one product; None: one by one
-    products: dict[tuple[float, ...], Any] = field(default_factory=dict)
+    products: dict[tuple[Any, ...], Any] = field(default_factory=dict)
 
     def elementwise(
         self, moved: FloatLike, launches: FloatLike = 1.0, host: FloatLike = 0.0, flops: FloatLike = 0.0
@@ -114,23 +118,34 @@ class _Context:
             self.elementwise(forward_bytes * self.traffic.backward_passes, launches, backward),
         )
 
-    def gemm(self, rows: FloatLike, in_features: FloatLike, out_features: FloatLike) -> tuple[FloatLike, FloatLike]:
+    def gemm(
+        self, rows: FloatLike, in_features: FloatLike, out_features: FloatLike, grouped: Grouping | None = None
+    ) -> tuple[FloatLike, FloatLike]:
         """(seconds, sm share) of one product with both operands and the result in memory.
 
         Siblings of one shape on the same rows (queries and output, keys and values, gate and up) are computed once.
         """
         sizes = (rows, in_features, out_features)
-        key = tuple(id(n) if isinstance(n, np.ndarray) else float(n) for n in sizes)
+        key = (grouped, *(id(n) if isinstance(n, np.ndarray) else float(n) for n in sizes))
         if key not in self.products:
-            self.products[key] = (self._gemm(*sizes), sizes)  # sizes are kept alive, so that ids stay theirs
+            self.products[key] = (self._gemm(*sizes, grouped), sizes)  # sizes are kept alive, so that ids stay theirs
         found: tuple[FloatLike, FloatLike] = self.products[key][0]
         return found
 
-    def _gemm(self, rows: FloatLike, in_features: FloatLike, out_features: FloatLike) -> tuple[FloatLike, FloatLike]:
+    def _gemm(
+        self, rows: FloatLike, in_features: FloatLike, out_features: FloatLike, grouped: Grouping | None
+    ) -> tuple[FloatLike, FloatLike]:
         c, d = self.coefficients, self.device
         rate = d.peak_flops_per_s * c.gemm_efficiency
+        padding, efficiency = 0.0, 1.0
+        if grouped is not None and self.grouped is not None:
+            padding, efficiency = self.grouped.half_rows, self.grouped.efficiency
         compute = gemm_compute_time(
-            rows=rows, in_features=in_features, out_features=out_features, num_sms=d.num_sms, flops_per_s=rate
+            rows=rows + padding if grouped == "rows" else rows,
+            in_features=in_features + padding if grouped == "depth" else in_features,
+            out_features=out_features,
+            num_sms=d.num_sms,
+            flops_per_s=rate * efficiency,
         )
         moved = self.recipe.compute_bytes * (in_features * out_features + rows * (in_features + out_features))
         seconds = np.maximum(compute, moved / (d.bytes_per_s * c.gemm_bandwidth))
@@ -191,6 +206,7 @@ def _products(
     rows: FloatLike,
     calls: FloatLike = 1.0,
     spread: NDArray[np.float64] | None = None,
+    grouped: bool = False,
 ) -> Iterator[Operator]:
     """A weight matrix in `count` layers, `calls` copies of it a layer used, each on `rows` rows.
 
@@ -205,11 +221,13 @@ def _products(
         return values if spread is None else as_float(np.tensordot(LOAD_WEIGHTS, values, axes=1))
 
     each = rows if spread is None else spread
-    forward_s, sm = (mean(x) for x in context.gemm(each, wide_in, wide_out))
-    backward_s, backward_sm = (mean(x) for x in context.gemm(each, wide_out, wide_in))
+    rows_of: Grouping | None = "rows" if grouped else None
+    depth_of: Grouping | None = "depth" if grouped else None
+    forward_s, sm = (mean(x) for x in context.gemm(each, wide_in, wide_out, rows_of))
+    backward_s, backward_sm = (mean(x) for x in context.gemm(each, wide_out, wide_in, rows_of))
     products = 1
     if use.trained:
-        gradient_s, gradient_sm = (mean(x) for x in context.gemm(wide_out, each, wide_in))
+        gradient_s, gradient_sm = (mean(x) for x in context.gemm(wide_out, each, wide_in, depth_of))
         backward_sm = (backward_sm * backward_s + gradient_sm * gradient_s) / (backward_s + gradient_s)
         backward_s, products = backward_s + gradient_s, 2
     flops = gemm_flops(rows=rows, in_features=wide_in, out_features=wide_out)
@@ -380,8 +398,11 @@ def _experts(context: _Context, block: Block) -> Iterator[Operator]:
     spread = rows_of_experts(mean_rows=rows, variation=variation) if np.any(np.asarray(variation) > 0) else None
     for use in block.uses:
         if use.matrix.part == "expert":
-            products = _products(context, use, n, rows, touched, spread)
-            yield from (_in_one_group(context, op, rows, touched) for op in products) if context.grouped else products
+            if context.grouped is None:
+                yield from _products(context, use, n, rows, touched, spread)
+            else:
+                together = _products(context, use, n, rows, touched, spread, grouped=True)
+                yield from (_in_one_launch(op, touched) for op in together)
     per_f = t.activation if experts.gated else t.activation_ungated
     yield context.both_ways(
         "expert.activation",
@@ -413,22 +434,13 @@ def _experts(context: _Context, block: Block) -> Iterator[Operator]:
     )
 
 
-def _in_one_group(context: _Context, op: Operator, rows: FloatLike, calls: FloatLike) -> Operator:
-    """A product of all experts of a layer in one launch: slower on few rows, one host call instead of one an expert."""
-    grouped = context.grouped
-    assert grouped is not None
-    slower = (1.0 + grouped.half_rows / rows) / grouped.efficiency if op.kernel in EXPERT_PRODUCTS else 1.0
+def _in_one_launch(op: Operator, calls: FloatLike) -> Operator:
+    """The same work of `calls` experts launched as one."""
 
     def one(work: Work) -> Work:
-        return replace(
-            work, seconds=work.seconds * slower, launches=work.launches / calls, host=work.host / calls,
-            sm=np.minimum(work.sm / np.maximum(slower, 1.0), 1.0),
-        )  # fmt: skip
+        return replace(work, launches=work.launches / calls, host=work.host / calls)
 
     return replace(op, forward=one(op.forward), backward=one(op.backward))
-
-
-EXPERT_PRODUCTS: Final = frozenset({"expert.w1", "expert.w2", "expert.w3"})
 
 
 def _dense(context: _Context, block: Block) -> Iterator[Operator]:

@@ -16,7 +16,7 @@ Dollars = Annotated[float, BeforeValidator(lambda value: math.nan if value is No
 
 
 class _Result(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), defer_build=True)
 
 
 class OperatorTime(_Result):
@@ -145,6 +145,8 @@ class Estimate(_Result):
     """Executed FLOPs over the dense peak. [0..1]"""
     memory: Memory
     fits: bool
+    fits_probability: float
+    """That it fits, by the spread of memory predictions. [0..1]"""
     max_micro_batch_size: int
     micro_batch_size: int
     global_batch_size: int

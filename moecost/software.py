@@ -16,7 +16,7 @@ from moecost.errors import InvalidInputError, UnknownNameError
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
 
 class Launches(_Section):
@@ -71,7 +71,7 @@ class Grouped(_Section):
     """Experts of a layer in one grouped product."""
 
     efficiency: PositiveFloat = Field(description="rate over that of a dense product of the same shape")
-    half_rows: NonNegativeFloat = Field(description="rows an expert at which the time doubles")
+    half_rows: NonNegativeFloat = Field(description="rows that an expert seems to have more: padding, small tiles")
     launches: Launches = Field(description="sorting, permuting and combining tokens, a layer")
 
 
@@ -92,6 +92,7 @@ class MemoryHabits(_Section):
     quantized_stream_bytes: PositiveFloat = Field(
         description="an element of the residual stream over 4-bit weights on one GPU. [byte]"
     )
+    communication_bytes: NonNegativeFloat = Field(description="buffers of the collectives, on several GPUs. [byte]")
     context_bytes: NonNegativeFloat = Field(description="what the framework's GPU context takes. [byte]")
 
 

@@ -30,7 +30,7 @@ FROM_FILE: Final = {"from_file": True}
 """Validation context under which every number must have a source."""
 _BOOKKEEPING = frozenset({"sources", "provenance"})
 
-FROZEN: Final = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+FROZEN: Final = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, defer_build=True)
 """Settings of all specs: immutable, no unknown fields, no silent conversion, finite numbers."""
 
 DateText = Annotated[str, Field(pattern=r"^(undated|\d{4}(-(0[1-9]|1[0-2])(-(0[1-9]|[12]\d|3[01]))?)?)$")]

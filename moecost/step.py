@@ -95,7 +95,7 @@ def step_times(workload: Workload, batches: Batches, profile: SoftwareProfile, c
         stages=layout.pipeline_parallel, micro_batches=batches.per_step, virtual_stages=layout.virtual_pipeline
     )
     counts = _of_step(batches.per_step / layout.pipeline_parallel)
-    times = counts * _of_step(coefficients.time_factor * stretch)
+    times = counts * _of_step(stretch)
 
     first = _table([op.forward for op in ops], batches, coefficients)
     again = first * np.reshape([op.recomputed for op in ops], (1, -1) + (1,) * (first.ndim - 2))

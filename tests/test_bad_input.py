@@ -68,7 +68,7 @@ def attempt(**fields: Any) -> Estimate | MoECostError:
         ("gpu", "H1000", "H100"),
         ("dataset", "math-14", "math-14k"),
         ("software", "hf-pef", "hf-peft"),
-        ("calibration", "hf-pft", "hf-peft"),
+        ("calibration", "hf-peft-2023", "hf-peft-2024"),
         ("method", "qlra", "qlora"),
         ("optimizer", "adam", "adamw"),
         ("weight_dtype", "nf4dq", "nf4-dq"),
@@ -530,7 +530,7 @@ def test_a_spec_in_a_job_survives_json() -> None:
 
 
 def test_equal_calibrations_have_equal_hashes() -> None:
-    one = Calibration.load("hf-peft")
+    one = Calibration.load("hf-peft-2024")
     two = Calibration.model_validate(one.model_dump())
     assert one == two
     assert hash(one) == hash(two)
