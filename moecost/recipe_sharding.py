@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -61,7 +62,7 @@ def _device(zero: Mapping[str, Any], part: str) -> bool:
 def _deepspeed_file(keys: Keys, name: str) -> dict[str, Any] | None:
     """The DeepSpeed configuration that a recipe names, where it lies beside it or where we stand."""
     for folder in (keys.folder, Path()):
-        if folder is not None and (folder / name).is_file():
+        if folder is not None and os.path.isfile(folder / name):
             try:
                 return parse_yaml(read_text(folder / name), str(folder / name))
             except MoECostError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import warnings
 from collections.abc import Mapping
@@ -129,7 +130,7 @@ def model_name(said: str, folder: Path | None) -> str:
     if index.get(said):
         return said
     for place in (folder, Path()):
-        if place is not None and (place / said / "config.json").is_file():
+        if place is not None and os.path.isfile(place / said / "config.json"):
             return str(place / said / "config.json")
     parts = re.split(r"[/\\]+", said.rstrip("/\\"))
     return next((name for name in ("/".join(parts[-2:]), parts[-1]) if index.get(name)), said)
