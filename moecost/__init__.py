@@ -1,6 +1,6 @@
 """What fine-tuning a large language model needs, takes and costs, before you pay for it."""
 
-from typing import TYPE_CHECKING, Any
+import typing as _typing
 
 from moecost.architecture import ModelSpec
 from moecost.calibration import Calibration
@@ -14,7 +14,7 @@ from moecost.results import Estimate
 from moecost.software import SoftwareProfile, software_profiles
 from moecost.specs import GPUSpec, NodeSpec, PriceQuote
 
-if TYPE_CHECKING:
+if _typing.TYPE_CHECKING:
     from moecost.measurements import MeasuredRun
 
 __all__ = [
@@ -38,7 +38,7 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> _typing.Any:
     """Names that an estimate does not need are imported when asked for."""
     if name == "MeasuredRun":
         from moecost.measurements import MeasuredRun
