@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final
 from pydantic import AfterValidator, Field, PositiveInt
 
 from moecost import catalog, flops, hub, parameters
-from moecost.errors import InvalidInputError, close_matches
+from moecost.errors import InvalidInputError, UnsupportedError, close_matches
 from moecost.hub.reader import ALIASES, SPELLINGS, text_config
 from moecost.quantities import Layers, Model, Part
 from moecost.sources import FrozenMap, SourcedSpec
@@ -59,10 +59,12 @@ class ModelSpec(SourcedSpec):
             raise InvalidInputError(f"a model is a name, path, config or ModelSpec, not {type(name).__name__}")
         if catalog.looks_like_path(name) and str(name).lower().endswith((".yaml", ".yml")):
             return catalog.load_spec_file(name, cls)
-        if isinstance(name, Path) or name.lower().endswith(".json") or (_is_path(name) and Path(name).is_dir()):
+        if isinstance(name, Path) or name.lower().endswith(".json") or (_is_path(name) and _is_folder(name)):
             return cls.from_hf(name)
         index = catalog.model_index()
-        found = index.find(name, "moecost.models() lists all; ModelSpec.from_hf() reads any config.json.")
+        found = index.find(
+            name, "moecost.models() lists all; ModelSpec.from_hf() reads any config.json, from_hub() fetches one."
+        )
         return _load(index.path(found), cls)
 
     @classmethod
@@ -101,6 +103,25 @@ class ModelSpec(SourcedSpec):
         )
         spec.__dict__["reading"] = reading
         return spec
+
+    @classmethod
+    def from_hub(cls, repo_id: str, revision: str | None = None, on_unknown: hub.OnUnknown = "raise") -> ModelSpec:
+        """The model that a repository of the Hugging Face Hub describes; asks the network, so only when called.
+
+        Needs the extra `hub` (package huggingface_hub). Its cache, tokens and offline mode apply.
+        """
+        try:
+            from huggingface_hub import hf_hub_download
+        except ImportError:
+            raise UnsupportedError(
+                "ModelSpec.from_hub needs the package huggingface_hub: pip install 'moecost[hub]', or give the path "
+                "of a config.json"
+            ) from None
+        try:
+            path = hf_hub_download(repo_id, "config.json", revision=revision)
+        except Exception as error:  # the hub's many errors: not found, gated, offline
+            raise InvalidInputError(f"{repo_id!r:.200}: config.json cannot be had from the hub: {error}") from error
+        return cls.from_hf(path, on_unknown, name=repo_id)
 
     def with_overrides(self, overrides: Mapping[str, Any]) -> ModelSpec:
         """The same model with fields of its config replaced (null: left out); lists by layer follow a new depth.
@@ -261,6 +282,13 @@ class ModelSpec(SourcedSpec):
 @cache
 def _load(path: Path, cls: type[ModelSpec]) -> ModelSpec:
     return catalog.load_spec_file(path, cls)
+
+
+def _is_folder(name: str) -> bool:
+    try:
+        return Path(name).is_dir()
+    except OSError:  # too long for a name
+        return False
 
 
 def _is_path(name: str) -> bool:

@@ -17,7 +17,7 @@ from moecost.experts import binomial_variation, experts_touched, load_imbalance,
 from moecost.footprint import all_parameters, trained_elements
 from moecost.job import Job
 from moecost.lengths import mean_cut_length
-from moecost.memory import MOMENTS, max_micro_batch_size, peak
+from moecost.memory import MOMENTS, load_bytes, max_micro_batch_size, peak
 from moecost.resolution import Epoch, Resolved, epoch, price, resolve
 from moecost.results import (
     Bound,
@@ -168,6 +168,7 @@ def _memory(resolved: Resolved, batch: int) -> Memory:
         activations_gib=float(parts.activations) / GIB,
         logits_gib=float(parts.logits) / GIB,
         buffers_gib=float(parts.buffers) / GIB,
+        load_gib=load_bytes(resolved.workload) / GIB,
         moment=moment,
     )
 

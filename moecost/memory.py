@@ -165,6 +165,20 @@ def weight_bytes(workload: Workload) -> FloatLike:
     return per_gpu(workload, held, rest, sharded=layout.zero_stage >= 3)
 
 
+def load_bytes(workload: Workload) -> float:
+    """Peak bytes on a GPU while a checkpoint is loaded: the weights as held, and the largest one once more in 16 bits.
+
+    Assumed: the loader streams tensors (safetensors) and quantizes or expands each on the GPU as it comes; a fused
+    tensor holds all experts of a layer.
+    """
+    largest = max(use.matrix.weights * (use.matrix.copies if use.matrix.fused else 1) for _, use in workload.uses())
+    return float(weight_bytes(workload)) + LOADED_BYTES * largest
+
+
+LOADED_BYTES: Final = 2
+"""Checkpoints come in 16 bits. [byte]"""
+
+
 def gathered_bytes(workload: Workload) -> FloatLike:
     """Bytes of sharded (or streamed) weights that are whole at one time: two layers, embedding and head. [byte]"""
     recipe, layout = workload.recipe, workload.layout

@@ -82,6 +82,8 @@ class Memory(_Result):
     activations_gib: float
     logits_gib: float
     buffers_gib: float
+    load_gib: float
+    """Peak while the checkpoint is loaded, weight by weight: all weights as held and the largest one in 16 bits."""
     moment: Literal["loss", "backward", "gradients", "optimizer"]
     """Where in the step the peak lies: at the loss, at the first or last layer to go back, in the optimizer."""
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from moecost import catalog, parameters
 from moecost.architecture import ModelSpec
-from moecost.errors import InvalidInputError, UnknownNameError
+from moecost.errors import InvalidInputError, MoECostError, UnknownNameError
 from moecost.quantities import Matrix
 
 CONFIGS = Path(__file__).parent / "data" / "models" / "configs"
@@ -231,3 +233,33 @@ def test_matrix_helpers() -> None:
     assert matrix.parameters == 8 * 40
     assert matrix.used_copies == 2
     assert parameters.linear_weights(MIXTRAL.shape) == 46_439_333_888 + 32 * 4096 * 8  # the last term: routers
+
+
+def test_a_config_from_the_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The package that fetches is asked for one file; without it, and when it fails, the error says what to do."""
+    config = {
+        "model_type": "llama",
+        "hidden_size": 4096,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "intermediate_size": 11008,
+        "vocab_size": 32000,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    asked: list[tuple[Any, ...]] = []
+
+    def fetch(repo_id: str, file: str, revision: str | None = None) -> str:
+        asked.append((repo_id, file, revision))
+        if repo_id == "gone/gone":
+            raise OSError("404")
+        return str(tmp_path / "config.json")
+
+    monkeypatch.setitem(sys.modules, "huggingface_hub", SimpleNamespace(hf_hub_download=fetch))
+    spec = ModelSpec.from_hub("someone/llama-2", revision="main")
+    assert asked == [("someone/llama-2", "config.json", "main")]
+    assert (spec.name, spec.num_parameters) == ("someone/llama-2", 6_738_415_616)  # Llama-2-7B as published
+    with pytest.raises(MoECostError, match=r"gone/gone.*404"):
+        ModelSpec.from_hub("gone/gone")
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(MoECostError, match=r"moecost\[hub\]"):
+        ModelSpec.from_hub("someone/llama-2")

@@ -113,7 +113,8 @@ def read(config: Mapping[str, Any], on_unknown: OnUnknown = "raise") -> Reading:
     if unread and not approximate:
         raise UnsupportedModelError(
             f"model config: {', '.join(unread)} may change the shape and is not understood for "
-            f"{family or 'a config without model_type'}; on_unknown='approximate' leaves it out"
+            f"{family or 'a config without model_type'}; "
+            "ModelSpec.from_hf(config, on_unknown='approximate') leaves it out"
         )
     if unread:
         notes.append(f"Left out, as this family is not known to use it: {', '.join(unread)}.")

@@ -337,5 +337,6 @@ def shared_widths(r: Reader, e: Experts, width: list[int]) -> list[int]:
 
 def unsupported(model_type: object) -> UnsupportedModelError:
     return UnsupportedModelError(
-        f"model_type {model_type!r} is not understood; on_unknown='approximate' reads it as an ordinary decoder"
+        f"model_type {model_type!r} is not understood; "
+        "ModelSpec.from_hf(config, on_unknown='approximate') reads it as an ordinary decoder"
     )
