@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from moecost.catalog import data_folder, looks_like_path, read_yaml
 from moecost.checked import Checked
-from moecost.coefficients import COEFFICIENT_NAMES, PLAUSIBLE, Coefficients, slowed
+from moecost.coefficients import COEFFICIENT_NAMES, PLAUSIBLE, Coefficients, hardware_key, slowed
 from moecost.errors import InvalidInputError, UnknownNameError
 
 Share = Annotated[float, Field(ge=0)]
@@ -53,7 +53,7 @@ class Calibration(Checked):
     coefficients: dict[str, Coefficient]
     covariance: dict[str, dict[str, float]] = Field(default={}, description="of the logarithms of the fitted ones")
     hardware_factors: dict[str, dict[str, Annotated[float, Field(gt=0)]]] = Field(
-        default={}, description="factors on coefficients, by coefficient and GPU architecture or compute type"
+        default={}, description="factors on coefficients, by coefficient and `hardware_key`"
     )
     software_factors: dict[str, Annotated[float, Field(gt=0)]] = Field(
         default={}, description="factor on the step's time by software profile, shrunk to 1"
@@ -114,8 +114,7 @@ class Calibration(Checked):
         """The numbers alone, for a GPU of that architecture, a profile and a compute type."""
         plain = {name: c.value for name, c in self.coefficients.items()}
         for name, factors in self.hardware_factors.items():
-            for key in (architecture, compute_dtype):
-                plain[name] *= factors.get(key or "", 1.0)
+            plain[name] *= factors.get(hardware_key(architecture or "", compute_dtype), 1.0)
             plain[name] = min(plain[name], PLAUSIBLE[name].high)
         factor = self.software_factors.get(software or "", 1.0)
         return Coefficients(**({k: float(v) for k, v in slowed(plain, factor).items()} if factor != 1.0 else plain))

@@ -85,4 +85,15 @@ def slowed(values: dict[str, Any], factor: FloatLike) -> dict[str, Any]:
     return out
 
 
+def hardware_key(architecture: str, compute_dtype: str | None) -> str:
+    """What hardware factors are kept by: the architecture in 16 bits, the architecture and type below.
+
+    >>> hardware_key("Blackwell Ultra", "nvfp4"), hardware_key("Hopper", "bf16")
+    ('Blackwell fp4', 'Hopper')
+    """
+    base = {"Blackwell Ultra": "Blackwell"}.get(architecture, architecture)
+    narrow = {"nvfp4": "fp4"}.get(compute_dtype or "", compute_dtype)
+    return f"{base} {narrow}" if narrow in ("fp8", "fp8-blockwise", "mxfp8", "fp4") else base
+
+
 COEFFICIENT_NAMES: Final = tuple(f.name for f in fields(Coefficients))

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from moecost import cost
 from moecost.calibration import Calibration, Coefficient
-from moecost.coefficients import COEFFICIENT_NAMES, PLAUSIBLE, Coefficients, slowed
+from moecost.coefficients import COEFFICIENT_NAMES, PLAUSIBLE, Coefficients, hardware_key, slowed
 from moecost.errors import FitError, MoECostError, close_matches
 from moecost.estimation import choose_batch, estimate_job, saved_bytes
 from moecost.measurements import SPEED_FIELDS, MeasuredRun
@@ -51,8 +51,9 @@ FACTOR_LOG_SD: Final = 0.20
 
 HARDWARE_FACTORS: Final[dict[str, dict[str, float]]] = {
     "gemm_efficiency": {
-        **{"Hopper": 0.80, "Blackwell": 0.70, "Blackwell Ultra": 0.70, "CDNA3": 0.70, "CDNA4": 0.70},
-        **{"fp8": 0.75, "fp8-blockwise": 0.65, "mxfp8": 0.70, "fp4": 0.60, "nvfp4": 0.60},
+        **{"Hopper": 0.80, "Hopper fp8": 0.75, "Hopper fp8-blockwise": 0.60},
+        **{"Blackwell": 0.65, "Blackwell fp8": 0.75, "Blackwell mxfp8": 0.65, "Blackwell fp4": 0.58},
+        **{"CDNA3": 0.60, "CDNA3 fp8": 0.60, "CDNA4": 0.60, "CDNA4 fp8": 0.60, "CDNA4 fp4": 0.55},
     },
     "elementwise_bandwidth": {"Ada Lovelace": 1.3},
 }
@@ -129,7 +130,7 @@ class Parameter:
 
     def applies(self, case: Case) -> bool:
         if self.hardware is not None:
-            return self.hardware in (case.resolved.gpu.architecture, case.resolved.job.compute_dtype)
+            return self.hardware == _hardware(case)
         return self.software is None or case.resolved.profile.name == self.software
 
 
@@ -264,13 +265,17 @@ def stack_parameters(cases: Sequence[Case], base: str) -> list[Parameter]:
     """Shared coefficients at the priors of `base`, factors by architecture and by stack where runs have them."""
     profile = SoftwareProfile.load(base)
     out = [_parameter(n, profile, {}) for n in COEFFICIENT_NAMES]
-    seen = {c.resolved.gpu.architecture for c in cases} | {c.resolved.job.compute_dtype for c in cases}
+    seen = {_hardware(c) for c in cases}
     for coefficient, factors in HARDWARE_FACTORS.items():
         for hardware, value in factors.items():
             log_sd = FACTOR_LOG_SD if hardware in seen else 0.0
             out.append(Parameter(coefficient, value, log_sd, "relative to Ampere in 16 bits", hardware=hardware))
     stacks = sorted({c.resolved.profile.name for c in cases})
     return out + [Parameter("time", 1.0, FACTOR_LOG_SD, "shrunk to 1", software=s) for s in stacks]
+
+
+def _hardware(case: Case) -> str:
+    return hardware_key(case.resolved.gpu.architecture, case.resolved.job.compute_dtype)
 
 
 # ------------------------------------------------------------------------------------------------ preparation

@@ -210,7 +210,8 @@ class Job(Checked):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         held = WEIGHT_FORMATS.get(self.weight_dtype or "bf16")
-        if self.method == "full" and held is not None and held.quantized:
+        trains_low = self.weight_dtype == "fp8" and (self.compute_dtype or "").startswith(("fp8", "mxfp8"))
+        if self.method == "full" and held is not None and held.quantized and not trains_low:
             raise ValueError(
                 f"method='full' cannot train weights held as weight_dtype={self.weight_dtype!r}; "
                 "use method='qlora', or weight_dtype='bf16' or 'fp32'"

@@ -123,7 +123,7 @@ def resolve(job: Job) -> Resolved:
         uses.head,
         _recipe(job, profile, notes),
         _device(job, gpu, notes),
-        _layout(job, profile, notes),
+        _layout(job, model, profile, notes),
         uses.elsewhere_width,
     )
     return Resolved(
@@ -182,7 +182,18 @@ def _refuse_what_is_not_modelled(job: Job) -> None:
         raise UnsupportedError("offload='nvme' is not modelled yet; use offload='parameters'")
 
 
-def _layout(job: Job, profile: SoftwareProfile, notes: list[str]) -> Layout:
+def _virtual_pipeline(job: Job, model: ModelSpec, profile: SoftwareProfile, notes: list[str]) -> int:
+    """Model chunks a pipeline stage: as asked, else as many as the stack deals out by habit."""
+    if job.virtual_pipeline_size is not None or job.pipeline_parallel_size == 1:
+        return job.virtual_pipeline_size or 1
+    a_stage = max(model.num_hidden_layers // job.pipeline_parallel_size, 1)
+    habit = min(profile.virtual_pipeline, a_stage)
+    if habit > 1:
+        notes.append(f"virtual_pipeline_size={habit} is the habit of {profile.name}")
+    return habit
+
+
+def _layout(job: Job, model: ModelSpec, profile: SoftwareProfile, notes: list[str]) -> Layout:
     """Data parallelism is what the other kinds leave of the GPUs."""
     inner = job.tensor_parallel_size * job.pipeline_parallel_size * job.context_parallel_size
     if job.num_gpus % inner:
@@ -204,7 +215,7 @@ def _layout(job: Job, profile: SoftwareProfile, notes: list[str]) -> Layout:
         data_parallel=float(data),
         tensor_parallel=float(job.tensor_parallel_size),
         pipeline_parallel=float(job.pipeline_parallel_size),
-        virtual_pipeline=float(job.virtual_pipeline_size or 1),
+        virtual_pipeline=float(_virtual_pipeline(job, model, profile, notes)),
         context_parallel=float(job.context_parallel_size),
         expert_parallel=float(experts),
         zero_stage=stage,
@@ -217,6 +228,8 @@ def _profile(job: Job, model: ModelSpec, notes: list[str]) -> SoftwareProfile:
     """The stack as it runs this model with the kernels that the job names; unknown kernels are noted."""
     stack = SoftwareProfile.load(job.software)
     kernels = [k.strip() for k in (job.fused_kernels or "").split(";") if k.strip()]
+    if job.cuda_graphs not in (None, "none"):
+        kernels.append("cuda-graphs")
     unknown = [k for k in kernels if k not in stack.fused]
     if unknown:
         notes.append(f"fused_kernels {', '.join(unknown)} are not known to {stack.name} and change nothing")
@@ -302,6 +315,8 @@ def _uses(job: Job, model: ModelSpec, profile: SoftwareProfile, notes: list[str]
 
 
 def _weight_dtype(job: Job) -> str:
+    if job.method == "full" and job.weight_dtype == "fp8":
+        return "bf16"  # trained weights keep 16 bits beside their fp8 copies
     return job.weight_dtype or ("nf4-dq" if job.method == "qlora" else "bf16")
 
 
