@@ -26,7 +26,7 @@ class Coefficients:
     router_skew : spread of the tokens an expert gets, over their mean, at top-2 of 8.
     link_share : share of a GPU's NVLink (or fabric) rate, one way, of transfers that nothing hides.
     pcie_share : share of a GPU's PCIe rate, one way, of transfers between GPUs; no peer-to-peer copies assumed.
-    network_share : share of a GPU's part of the machine's network, one way.
+    network_share : share of a GPU's part of the machine's network, one way, of transfers that nothing hides.
     host_link_share : share of the PCIe rate, one way, at which weights stream from the host.
     """
 
@@ -40,7 +40,7 @@ class Coefficients:
     router_skew: FloatLike = 0.35
     link_share: FloatLike = 0.90
     pcie_share: FloatLike = 0.16
-    network_share: FloatLike = 0.50
+    network_share: FloatLike = 0.46
     host_link_share: FloatLike = 0.25
 
 
@@ -64,7 +64,7 @@ PLAUSIBLE: Final[dict[str, Plausible]] = {
     "router_skew": Plausible(0.30, 0.05, 0.43),
     "link_share": Plausible(0.25, 0.30, 2.00),
     "pcie_share": Plausible(0.50, 0.03, 0.80),
-    "network_share": Plausible(0.25, 0.10, 1.50),
+    "network_share": Plausible(0.25, 0.10, 1.20),
     "host_link_share": Plausible(0.25, 0.08, 0.90),
 }
 """`router_skew` stays below 0.43, where even the least loaded quadrature node of `experts` keeps its tokens."""

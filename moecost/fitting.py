@@ -487,7 +487,9 @@ Z80: Final = 1.2816
 
 
 def source_of(run: MeasuredRun) -> str:
-    """The publisher of a run: the first part of its group, else its source."""
+    """The publisher of a run: its key, else the first part of its group, else its source."""
+    if run.source_key:
+        return run.source_key
     if run.group is not None and "/" in run.group:
         return run.group.split("/")[0]
     return run.source or "no source"

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Final
 
 from moecost.arrays import FloatLike
-from moecost.workload import WeightUse, Workload
+from moecost.workload import Layout, WeightUse, Workload
 
 ROW_PARALLEL: Final = frozenset({"attention.o", "mlp.w2", "expert.w2", "shared.w2", "mamba.out_proj"})
 """Matrices that tensor parallelism cuts along their input; others along their output."""
@@ -73,19 +73,18 @@ def holders(workload: Workload, use: WeightUse, *, sharded: bool) -> FloatLike:
     """GPUs that a matrix is spread over."""
     layout = workload.layout
     over = layout.pipeline_parallel if use.layer not in ("embedding", "head") else 1.0
+    if use.matrix.part == "expert":
+        one = layout.expert_cut * layout.expert_parallel
+        return over * (layout.shards * layout.tensor_parallel if sharded else one)
     if use.matrix.kernel not in REPLICATED:
         over = over * layout.tensor_parallel
-    expert = use.matrix.part == "expert"
-    if expert:
-        over = over * layout.expert_parallel
-    if sharded:
-        over = over * (layout.shards / layout.expert_parallel if expert else layout.shards)
-    return over
+    return over * (layout.shards if sharded else 1.0)
 
 
-def cut(use: WeightUse, tensor_parallel: FloatLike) -> tuple[FloatLike, FloatLike]:
+def cut(use: WeightUse, layout: Layout) -> tuple[FloatLike, FloatLike]:
     """(input, output) features of a matrix on one tensor-parallel GPU."""
     m = use.matrix
+    tensor_parallel = layout.expert_cut if m.part == "expert" else layout.tensor_parallel
     if m.kernel in REPLICATED or (isinstance(tensor_parallel, float) and tensor_parallel == 1.0):
         return m.in_features, m.out_features
     if m.kernel in ROW_PARALLEL:

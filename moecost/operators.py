@@ -35,6 +35,8 @@ SM_BUSY: Final = 0.95
 SM_DEQUANTIZE: Final = 0.83
 """SM use of 4-bit expansion, arXiv:2408.04693, Fig. 9: 83 % at every batch."""
 SM_ELEMENTWISE: Final = 0.5
+GROUPED_GRADIENT: Final = 0.80
+"""Rate of grouped weight-gradient products over forward ones: 0.69 to 0.86 in kernel timings (SimuMax, A100, B200)."""
 SM_ROWS: Final = 64
 """Rows that one warp group works on: fewer leave it as busy."""
 
@@ -140,6 +142,7 @@ class _Context:
         padding, efficiency = 0.0, 1.0
         if grouped is not None and self.grouped is not None:
             padding, efficiency = self.grouped.half_rows, self.grouped.efficiency
+            efficiency *= GROUPED_GRADIENT if grouped == "depth" else 1.0
         compute = gemm_compute_time(
             rows=rows + padding if grouped == "rows" else rows,
             in_features=in_features + padding if grouped == "depth" else in_features,
@@ -152,12 +155,15 @@ class _Context:
         filled = gemm_flops(rows=np.ceil(rows / SM_ROWS) * SM_ROWS, in_features=in_features, out_features=out_features)
         return seconds, SM_BUSY * np.minimum(filled / (rate * seconds), 1.0)
 
-    def wire_s(self, sent_bytes: FloatLike, span: FloatLike) -> FloatLike:
-        """Seconds to send over the links that a group of GPUs spanning `span` neighbours uses."""
+    def wire_s(self, sent_bytes: FloatLike, span: FloatLike, hidden: bool = False) -> FloatLike:
+        """Seconds to send over the links that a group of GPUs spanning `span` neighbours uses.
+
+        What runs beside the GPU's work is taken at the nominal rate of the network: it hardly shows in a step.
+        """
         d, c = self.device, self.coefficients
         share = c.pcie_share if d.link_is_pcie else c.link_share
         inside = d.link_bytes_per_s * share
-        across = np.minimum(inside, d.network_bytes_per_s * c.network_share)
+        across = np.minimum(inside, d.network_bytes_per_s * (1.0 if hidden else c.network_share))
         return sent_bytes / np.where(span <= d.gpus_per_node, inside, across)
 
     def transfer(
@@ -215,7 +221,7 @@ def _products(
     """
     m, recipe, host = use.matrix, context.recipe, context.host
     n = count * calls
-    wide_in, wide_out = cut(use, context.layout.tensor_parallel)
+    wide_in, wide_out = cut(use, context.layout)
 
     def mean(values: FloatLike) -> FloatLike:
         return values if spread is None else as_float(np.tensordot(LOAD_WEIGHTS, values, axes=1))
@@ -267,11 +273,11 @@ def _products(
 def _adapter(context: _Context, use: WeightUse, n: FloatLike, rows: FloatLike) -> Operator:
     """Low-rank products are bound by the traffic of their wide side."""
     m, t, host = use.matrix, context.traffic, context.host.adapter
+    wide_in, wide_out = cut(use, context.layout)
+    wide = wide_in * wide_out
     units = 2.0 * n * context.host.sharded_adapter_s if context.layout.zero_stage >= 3 else 0.0
     flops = gemm_flops(rows=rows, in_features=use.adapter_width, out_features=context.recipe.rank)
-    moved = (
-        rows * (t.adapter_input * m.in_features + t.adapter_output * m.out_features) / context.layout.tensor_parallel
-    )
+    moved = rows * (t.adapter_input * m.in_features + t.adapter_output * m.out_features) * (wide / m.weights)
     moved = moved + context.recipe.adapter_bytes * context.recipe.rank * use.adapter_width
     if context.recipe.decomposes_weights:
         moved = moved + DORA_BYTES * m.weights
@@ -382,9 +388,14 @@ def _experts(context: _Context, block: Block) -> Iterator[Operator]:
     assert experts is not None
     top_k = experts_per_token(context.recipe, layers)
     tokens = context.tokens
-    pairs = tokens * top_k
+    # where experts are cut less than the rest, tensor-parallel GPUs share out their tokens
+    routed_tokens = tokens * context.layout.expert_cut / context.layout.tensor_parallel
+    pairs = routed_tokens * top_k
     group = context.layout.expert_parallel  # pool their tokens, each has its share of the experts
-    touched = experts_touched(tokens=tokens * group, num_experts=experts.num_experts, num_experts_per_tok=top_k) / group
+    touched = (
+        experts_touched(tokens=routed_tokens * group, num_experts=experts.num_experts, num_experts_per_tok=top_k)
+        / group
+    )
     variation = load_variation(
         num_experts=experts.num_experts,
         num_experts_per_tok=top_k,
@@ -407,7 +418,7 @@ def _experts(context: _Context, block: Block) -> Iterator[Operator]:
     yield context.both_ways(
         "expert.activation",
         "moe",
-        n * pairs * experts.intermediate_size * per_f / context.layout.tensor_parallel,
+        n * pairs * experts.intermediate_size * per_f / context.layout.expert_cut,
         2 * n * touched,
     )
     routed = context.elementwise(n * pairs * experts.hidden_size * t.routed, 3 * n * touched)
@@ -503,7 +514,8 @@ def _transfers(context: _Context, workload: Workload, block: Block) -> Iterator[
         uses = [use for use in block.uses if use.layer == layer]
         held = sum(_held_bytes(workload, use) for use in uses)
         if layout.zero_stage >= 3:
-            gathered = context.wire_s(n * gather_bytes(buffer_bytes=held, num_gpus=layout.shards), layout.num_gpus)
+            sent = n * gather_bytes(buffer_bytes=held, num_gpus=layout.shards)
+            gathered = context.wire_s(sent, layout.num_gpus, hides)
             yield context.transfer("weights.gather", layer, gathered, gathered, False, hides)
         if layout.offload == "parameters":
             seconds = n * held / (context.device.host_link_bytes_per_s * context.coefficients.host_link_share)
@@ -512,7 +524,7 @@ def _transfers(context: _Context, workload: Workload, block: Block) -> Iterator[
         reduced = (gather_bytes if layout.zero_stage >= 3 else all_reduce_bytes)(
             buffer_bytes=n * trained, num_gpus=layout.shards
         )
-        seconds = context.wire_s(reduced, layout.num_gpus)
+        seconds = context.wire_s(reduced, layout.num_gpus, hides)
         seconds = seconds if layout.zero_stage >= 3 else seconds / context.per_step
         yield context.transfer("gradients.reduce", layer, 0.0, seconds, False, hides)
         if np.any(np.asarray(layout.tensor_parallel) > 1):
@@ -526,15 +538,13 @@ def _transfers(context: _Context, workload: Workload, block: Block) -> Iterator[
             yield context.transfer("tensor.allreduce", layer, seconds, seconds, True)
     if block.layers.experts is not None and np.any(np.asarray(layout.expert_parallel) > 1):
         sent = expert_parallel_bytes(
-            tokens=context.tokens,
+            tokens=context.tokens * layout.expert_cut / layout.tensor_parallel,
             experts_per_token=experts_per_token(recipe, block.layers),
             hidden_size=block.layers.experts.hidden_size,
             element_bytes=recipe.compute_bytes,
             num_gpus=layout.expert_parallel,
         )
-        seconds = (
-            2 * n * (context.wire_s(sent, layout.expert_parallel * layout.tensor_parallel) + context.host.exchange_s)
-        )
+        seconds = 2 * n * (context.wire_s(sent, layout.expert_parallel * layout.expert_cut) + context.host.exchange_s)
         yield context.transfer("experts.alltoall", "moe", seconds, seconds, True)
     core = block.layers.attention
     if core is not None and np.any(np.asarray(layout.context_parallel) > 1):
@@ -550,7 +560,7 @@ def _held_bytes(workload: Workload, use: WeightUse) -> FloatLike:
     each = recipe.quantized_bytes if use.quantized else min(recipe.weight_bytes, recipe.compute_bytes)
     over = layout.tensor_parallel if m.kernel not in REPLICATED else 1.0
     if m.part == "expert":
-        over = over * layout.expert_parallel * layout.expert_parallel  # gathered from fewer GPUs, fewer of them
+        over = layout.expert_cut * layout.expert_parallel * layout.expert_parallel  # of fewer experts, from fewer GPUs
     return m.copies * (m.weights + m.bias) * each / over
 
 
@@ -560,5 +570,5 @@ def _trained_bytes(workload: Workload, use: WeightUse) -> FloatLike:
     size = use.matrix.parameters if recipe.trains_all else adapter_size(workload, use)
     over = layout.tensor_parallel if use.matrix.kernel not in REPLICATED else 1.0
     if use.matrix.part == "expert":
-        over = over * layout.expert_parallel * layout.expert_parallel
+        over = layout.expert_cut * layout.expert_parallel * layout.expert_parallel
     return size * min(recipe.gradient_bytes, recipe.compute_bytes) / over

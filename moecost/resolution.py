@@ -182,6 +182,14 @@ def _refuse_what_is_not_modelled(job: Job) -> None:
         raise UnsupportedError("offload='nvme' is not modelled yet; use offload='parameters'")
 
 
+def _expert_cut(job: Job, data_parallel: int) -> float | None:
+    """GPUs an expert is cut over: as asked; 1 where expert groups only fit across tensor-parallel GPUs."""
+    if job.expert_tensor_parallel_size is not None:
+        return float(job.expert_tensor_parallel_size)
+    fits = (data_parallel * job.context_parallel_size) % job.expert_parallel_size == 0
+    return None if fits else 1.0
+
+
 def _virtual_pipeline(job: Job, model: ModelSpec, profile: SoftwareProfile, notes: list[str]) -> int:
     """Model chunks a pipeline stage: as asked, else as many as the stack deals out by habit."""
     if job.virtual_pipeline_size is not None or job.pipeline_parallel_size == 1:
@@ -218,6 +226,7 @@ def _layout(job: Job, model: ModelSpec, profile: SoftwareProfile, notes: list[st
         virtual_pipeline=float(_virtual_pipeline(job, model, profile, notes)),
         context_parallel=float(job.context_parallel_size),
         expert_parallel=float(experts),
+        expert_tensor_parallel=_expert_cut(job, data),
         zero_stage=stage,
         offload="parameters" if job.offload == "parameters" else "optimizer" if job.offload == "optimizer" else "none",
         sequence_parallel=bool(job.sequence_parallel or (job.sequence_parallel is None and profile.sequence_parallel)),
@@ -386,7 +395,7 @@ def _device(job: Job, gpu: GPUSpec, notes: list[str]) -> Device:
         link_bytes_per_s=link,
         link_is_pcie=is_pcie,
         network_bytes_per_s=(node and node.inter_bytes_per_s_per_gpu_one_way) or DEFAULT_NETWORK_BYTES_PER_S,
-        gpus_per_node=float(job.gpus_per_node or (node.gpus_per_node if node else 8)),
+        gpus_per_node=float(_linked(job, node)),
         host_link_bytes_per_s=pcie,
     )
 
@@ -395,6 +404,17 @@ DEFAULT_PCIE_BYTES_PER_S: Final = 32e9
 """PCIe 4 x16, one way: where the catalogue has no figure. [byte/s]"""
 DEFAULT_NETWORK_BYTES_PER_S: Final = 12.5e9
 """One 100 Gb/s port a GPU: where the machine's network is not known. [byte/s]"""
+
+
+def _linked(job: Job, node: NodeSpec | None) -> int:
+    """GPUs that the fast link joins. A rack that is one NVLink domain stays one, whatever a tray of it holds."""
+    if node is not None and node.gpus_per_node > LARGEST_MACHINE:
+        return node.gpus_per_node
+    return job.gpus_per_node or (node.gpus_per_node if node else LARGEST_MACHINE // 2)
+
+
+LARGEST_MACHINE: Final = 16
+"""GPUs of the largest single machine; above it a node is a rack."""
 
 
 def _node(job: Job, gpu: GPUSpec, notes: list[str]) -> NodeSpec | None:

@@ -97,14 +97,15 @@ def step_times(workload: Workload, batches: Batches, profile: SoftwareProfile, c
     counts = _of_step(batches.per_step / layout.pipeline_parallel)
     times = counts * _of_step(stretch)
 
+    beside = SLOW_STREAM_EXPONENT if workload.device.link_is_pcie else STREAM_EXPONENT
     first = _table([op.forward for op in ops], batches, coefficients)
     again = first * np.reshape([op.recomputed for op in ops], (1, -1) + (1,) * (first.ndim - 2))
     last = _table([op.backward for op in ops], batches, coefficients)
     p = batches.probability
     passes = [
-        _mean(first, p, forward_exponent),
-        _mean(again, p, forward_exponent) * recipe.recompute,
-        _mean(last, p, host.overlap_exponent),
+        _mean(first, p, forward_exponent, beside),
+        _mean(again, p, forward_exponent, beside) * recipe.recompute,
+        _mean(last, p, host.overlap_exponent, beside),
     ]
     for one in passes:  # of one micro-batch so far; launches, FLOPs and bytes know no bubble and no factor
         one[TIMES] *= times
@@ -147,7 +148,7 @@ def _table(works: Sequence[Work], batches: Batches, c: Coefficients) -> Array:
     return table
 
 
-def _mean(table: Array, probability: FloatLike, exponent: float) -> Array:
+def _mean(table: Array, probability: FloatLike, exponent: float, beside: float) -> Array:
     """Means over the batches of the rows of `PassTimes`.
 
     GPU and host time are combined; transfers that overlap join them in a power mean, the others add. What is exposed
@@ -159,14 +160,16 @@ def _mean(table: Array, probability: FloatLike, exponent: float) -> Array:
     mean = np.asarray((table[:7] * probability).sum(axis=-1))
     mean[1] = (table[1] * (host_share * probability)).sum(axis=-1)
     if stream.any():
-        waits = smooth_maximum(busy, stream, STREAM_EXPONENT) - busy
+        waits = smooth_maximum(busy, stream, beside) - busy
         share = np.divide(waits, stream, out=np.zeros_like(waits), where=stream > 0)
         mean[2] += (table[7] * (share * probability)).sum(axis=-1)
     return mean
 
 
-STREAM_EXPONENT: Final = 2.0
-"""Power mean in which overlapped transfers join GPU and host time: a hard maximum fits public runs worse."""
+SLOW_STREAM_EXPONENT: Final = 2.0
+STREAM_EXPONENT: Final = 4.0
+"""Power means in which overlapped transfers join GPU and host time: over PCIe a hard maximum fits public runs worse,
+stacks that gather ahead over fast links come near it."""
 
 
 def optimizer_seconds(

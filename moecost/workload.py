@@ -41,6 +41,7 @@ class Layout:
     virtual_pipeline: FloatLike = 1.0
     context_parallel: FloatLike = 1.0
     expert_parallel: FloatLike = 1.0
+    expert_tensor_parallel: FloatLike | None = None  # GPUs an expert is cut over; None: as tensor_parallel
     zero_stage: int = 0
     offload: Literal["none", "optimizer", "parameters"] = "none"
     sequence_parallel: bool = False  # tensor parallelism divides the norms' tokens as well
@@ -53,6 +54,11 @@ class Layout:
     def num_gpus_is_one(self) -> bool:
         """All of it on one GPU, for plain numbers."""
         return isinstance(self.num_gpus, float) and self.num_gpus == 1.0
+
+    @property
+    def expert_cut(self) -> FloatLike:
+        """GPUs that an expert's matrices are cut over."""
+        return self.tensor_parallel if self.expert_tensor_parallel is None else self.expert_tensor_parallel
 
     @property
     def shards(self) -> FloatLike:
