@@ -67,7 +67,7 @@ UPWARD = frozenset(
         ("job", "recipes"),
     }
 )
-LAZY = {"scipy": {"fitting", "published"}, "matplotlib": {"plotting"}, "pandas": {"sweeping", "planning"}}
+LAZY = {"scipy": {"fitting", "published"}, "matplotlib": {"plotting", "validation"}, "pandas": {"sweeping", "planning"}}
 """Heavy packages, who may import them, and only inside of functions."""
 AT_THE_TOP = {
     "pydantic": None,  # anywhere but in formulas
