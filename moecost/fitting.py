@@ -460,7 +460,7 @@ def _calibration(problem: Problem, why: Mapping[str, str], name: str, software: 
         log_sd_time=max(_robust_spread(spread), LEAST_LOG_SD),
         log_sd_memory=max(_robust_spread(memory), LEAST_LOG_SD) if memory.size else first.log_sd_memory,
         range=_range(cases),
-        evidence=_evidence(cases),
+        evidence=evidence_of(cases),
         data=_fingerprint(cases),
         notes=(f"fitted on {len(cases)} runs of {', '.join(sorted({source_of(run) for run in runs}))}",),
     )
@@ -550,7 +550,7 @@ def _range(cases: Sequence[Case]) -> dict[str, tuple[float, float]]:
     }
 
 
-def _evidence(cases: Sequence[Case]) -> dict[str, dict[str, int]]:
+def evidence_of(cases: Sequence[Case]) -> dict[str, dict[str, int]]:
     """How many runs of each stack, GPU architecture and method there were."""
     out: dict[str, dict[str, int]] = {"software": {}, "architecture": {}, "method": {}}
     for c in cases:

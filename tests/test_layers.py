@@ -38,7 +38,7 @@ LAYERS: list[list[str]] = [
     ["adaptation", "footprint", "operators", "step", "memory"],
     ["job", "topology", "results", "resolution", "estimation"],
     ["prices", "READERS"],
-    ["fitting", "validation", "sweeping", "planning"],
+    ["fitting", "validation_report", "validation", "sweeping", "planning"],
     ["report", "plotting", "probe"],
     ["cli", "__main__"],
     ["__init__"],
@@ -67,7 +67,11 @@ UPWARD = frozenset(
         ("job", "recipes"),
     }
 )
-LAZY = {"scipy": {"fitting", "published"}, "matplotlib": {"plotting"}, "pandas": {"sweeping", "planning"}}
+LAZY = {
+    "scipy": {"fitting", "published"},
+    "matplotlib": {"plotting", "validation_report"},
+    "pandas": {"sweeping", "planning"},
+}
 """Heavy packages, who may import them, and only inside of functions."""
 AT_THE_TOP = {
     "pydantic": None,  # anywhere but in formulas
