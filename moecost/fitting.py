@@ -15,6 +15,7 @@ time, shrunk to 1, and some coefficients a factor by GPU architecture: what is k
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -217,7 +218,8 @@ def fit(
     ------
     FitError : no run has a speed, the runs are of several profiles, or a name in `hold` is unknown.
     """
-    runs = _with_speed(runs)
+    given = list(runs) if isinstance(runs, Iterable) else [runs]
+    runs = _with_speed(given)
     profiles = {run.job.software for run in runs}
     if software is None and len(profiles) > 1:
         raise FitError(f"the runs are of several profiles ({', '.join(sorted(profiles))}); say which with software=")
@@ -225,7 +227,8 @@ def fit(
     problem = Problem(cases, _weights(runs), _parameters(cases, _held(hold)))
     problem, why = _identified(problem)
     profile = cases[0].resolved.profile
-    return _calibration(problem, why, name or f"{profile.name}-{date.today().isoformat()}", profile.name)
+    name = name or f"{profile.name}-{date.today().isoformat()}"
+    return _calibration(problem, why, name, profile.name, memory_errors(given))
 
 
 def fit_stacks(runs: Iterable[MeasuredRun], *, name: str, base: str = "hf-peft") -> Calibration:
@@ -239,8 +242,9 @@ def fit_stacks(runs: Iterable[MeasuredRun], *, name: str, base: str = "hf-peft")
 
     Runs that cannot be resolved (a model or GPU that is not known) are left out; `Calibration.notes` counts them.
     """
+    runs = list(runs)
     problem, why, refused = stack_problem(runs, base)
-    found = _calibration(problem, why, name, base)
+    found = _calibration(problem, why, name, base, memory_errors(runs))
     return found.model_copy(update={"notes": (*found.notes, f"{len(refused)} runs could not be predicted")})
 
 
@@ -419,12 +423,13 @@ def solve(problem: Problem, near: Array | None = None) -> tuple[Array, Array]:
     return np.asarray(found.x), np.asarray(np.linalg.inv(slopes.T @ slopes / noise + np.diag(spread**-2.0)))
 
 
-def _calibration(problem: Problem, why: Mapping[str, str], name: str, software: str) -> Calibration:
+def _calibration(
+    problem: Problem, why: Mapping[str, str], name: str, software: str, memory: Array
+) -> Calibration:
     best, covariance = solve(problem)
     cases, runs = problem.cases, [c.run for c in problem.cases]
     errors = problem.log_errors(best)[0]
     left_out, by = left_out_errors(problem, [group_of(run) for run in runs])
-    memory = _memory_errors(runs)
     first = cases[0].resolved.calibration
     spread = left_out if left_out is not None else errors
     free = {index: k for k, index in enumerate(problem.free)}
@@ -530,14 +535,20 @@ def left_out_errors(
     return errors, f"{len(split)} folds of {len(names)} groups (runs that differ in their batch alone are one group)"
 
 
-def _memory_errors(runs: Sequence[MeasuredRun]) -> Array:
-    kinds = {"allocated": "allocated_gib", "reserved": "reserved_gib", "nvidia-smi": "device_gib"}
+def memory_errors(runs: Iterable[MeasuredRun]) -> Array:
+    """ln(measured / predicted) of the peaks of runs that have one and can be predicted; no coefficient is fitted."""
     errors = []
     for run in runs:
-        if run.peak_memory_gib is not None:
-            e = estimate_job(run.job.model_copy(update={"on_oom": "report"}))
-            errors.append(math.log(run.peak_memory_gib / getattr(e.memory, kinds[run.memory_kind or "reserved"])))
+        if run.peak_memory_gib is None:
+            continue
+        with contextlib.suppress(MoECostError):
+            memory = estimate_job(run.job.model_copy(update={"on_oom": "report"})).memory
+            errors.append(math.log(run.peak_memory_gib / getattr(memory, MEMORY_KINDS[run.memory_kind or "reserved"])))
     return np.array(errors)
+
+
+MEMORY_KINDS: Final = {"allocated": "allocated_gib", "reserved": "reserved_gib", "nvidia-smi": "device_gib"}
+"""How memory was read, and the figure of `Memory` that it is compared with."""
 
 
 def _range(cases: Sequence[Case]) -> dict[str, tuple[float, float]]:

@@ -14,7 +14,7 @@ from moecost.measured_run import MeasuredRun as MeasuredRun
 from moecost.measured_run import Runs as Runs
 from moecost.measured_run import refuse_impossible as refuse_impossible
 
-PUBLIC: Final = ("finetune", "fits_or_oom")
+PUBLIC: Final = ("finetune", "multi", "fits_or_oom")
 """Tables of public runs that ship with moecost."""
 
 OnError = Literal["raise", "report"]
@@ -79,7 +79,8 @@ def public_runs(name: str = "finetune") -> Runs:
 
     Parameters
     ----------
-    name : `finetune` (fine-tuning on 1 to 32 GPUs) or `fits_or_oom` (whether a run fitted).
+    name : `finetune` (fine-tuning on 1 to 32 GPUs), `multi` (training on 2 to 11,616 devices) or `fits_or_oom`
+        (whether a run fitted).
 
     >>> len(public_runs("fits_or_oom"))
     126

@@ -23,6 +23,7 @@ from moecost.errors import FitError, InvalidInputError, MoECostError, OutOfRange
 from moecost.estimation import estimate_job
 from moecost.experts import normal_quantile
 from moecost.fitting import (
+    MEMORY_KINDS,
     FACTOR_LOG_SD,
     FOLDS,
     NOISE,
@@ -44,8 +45,6 @@ from moecost.validation_report import Report as Report
 from moecost.validation_report import Row as Row
 from moecost.validation_report import Summary as Summary
 
-MEMORY_FIELDS: Final = {"allocated": "allocated_gib", "reserved": "reserved_gib", "nvidia-smi": "device_gib"}
-"""Figure of `Memory` that each kind of measurement is of; where a source does not say which, reserved is taken."""
 NOT_SAID: Final = "kind not said"
 BY: Final = ("group", "source", "gpu", "model")
 
@@ -170,7 +169,7 @@ def _speed_field(run: MeasuredRun) -> str | None:
 def _memory(run: MeasuredRun, e: Estimate, of: Mapping[str, Any], level: float) -> Row | None:
     if run.peak_memory_gib is None:
         return None
-    name = MEMORY_FIELDS[run.memory_kind or "reserved"]
+    name = MEMORY_KINDS[run.memory_kind or "reserved"]
     low, high = e.interval(f"memory.{name}", level)
     return Row(figure="memory", field=run.memory_kind or NOT_SAID, measured=run.peak_memory_gib,
                predicted=getattr(e.memory, name), low=low, high=high, **of)  # fmt: skip
