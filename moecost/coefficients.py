@@ -26,7 +26,8 @@ class Coefficients:
     router_skew : spread of the tokens an expert gets, over their mean, at top-2 of 8.
     link_share : share of a GPU's NVLink (or fabric) rate, one way, of transfers that nothing hides.
     pcie_share : share of a GPU's PCIe rate, one way, of transfers between GPUs; no peer-to-peer copies assumed.
-    network_share : share of a GPU's part of the machine's network, one way, of transfers that nothing hides.
+    network_share : share of the machine's network, one way, that rings over machines reach.
+    exchange_share : share of a GPU's own port to the network, one way, that all-to-alls over machines reach.
     host_link_share : share of the PCIe rate, one way, at which weights stream from the host.
     """
 
@@ -40,7 +41,8 @@ class Coefficients:
     router_skew: FloatLike = 0.35
     link_share: FloatLike = 0.90
     pcie_share: FloatLike = 0.16
-    network_share: FloatLike = 0.46
+    network_share: FloatLike = 0.85
+    exchange_share: FloatLike = 0.46
     host_link_share: FloatLike = 0.25
 
 
@@ -65,6 +67,7 @@ PLAUSIBLE: Final[dict[str, Plausible]] = {
     "link_share": Plausible(0.25, 0.30, 2.00),
     "pcie_share": Plausible(0.50, 0.03, 0.80),
     "network_share": Plausible(0.25, 0.10, 1.20),
+    "exchange_share": Plausible(0.25, 0.10, 1.20),
     "host_link_share": Plausible(0.25, 0.08, 0.90),
 }
 """`router_skew` stays below 0.43, where even the least loaded quadrature node of `experts` keeps its tokens."""

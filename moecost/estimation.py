@@ -238,7 +238,7 @@ def _estimate(
     batches = times.batches
     ranks = resolved.data_parallel
     padded_tokens = float(np.sum(batches.tokens * batches.probability)) * times.micro_batches * ranks
-    peak_flops = float(workload.device.peak_flops_per_s) * float(workload.layout.pipeline_parallel)
+    peak_flops = float(workload.device.peak_flops_per_s)
     flops, executed = float((step.forward.flops + step.backward.flops).sum()), float(step.together.flops.sum())
     trained, _, _ = trained_elements(workload)
     usd_per_hour = float("nan") if usd is None else usd

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
+import numpy as np
+
 from moecost.arrays import FloatLike
-from moecost.workload import Layout, WeightUse, Workload
+from moecost.workload import Layout, Recipe, WeightUse, Workload
 
 ROW_PARALLEL: Final = frozenset({"attention.o", "mlp.w2", "expert.w2", "shared.w2", "mamba.out_proj"})
 """Matrices that tensor parallelism cuts along their input; others along their output."""
@@ -33,15 +35,15 @@ def trained_elements(workload: Workload) -> tuple[FloatLike, int, float]:
         count, tensors = all_parameters(workload), sum(n * use.matrix.copies for n, use in workload.uses())
         return float(count), tensors, recipe.weight_bytes
     tensors = 2 * sum(n * u.matrix.copies for n, u in workload.uses() if u.adapted)
-    size = sum(n * adapter_size(workload, u) for n, u in workload.uses())
+    size = sum(n * adapter_size(workload.recipe, u) for n, u in workload.uses())
     return size + recipe.rank * workload.elsewhere_width, tensors, recipe.adapter_bytes
 
 
-def adapter_size(workload: Workload, use: WeightUse) -> FloatLike:
+def adapter_size(recipe: Recipe, use: WeightUse) -> FloatLike:
     """Adapter weights beside the copies of one matrix of one layer: r (in + out), and a magnitude a row with DoRA."""
     if not use.adapted:
         return 0.0
-    m, recipe = use.matrix, workload.recipe
+    m = use.matrix
     each = recipe.rank * use.adapter_width
     return m.copies * (each + m.out_features if recipe.decomposes_weights else each)
 
@@ -51,7 +53,7 @@ def trained_per_gpu(workload: Workload, *, sharded: bool) -> FloatLike:
     if workload.recipe.trains_all:
         return per_gpu(workload, lambda u: u.matrix.parameters, vector_parameters(workload), sharded=sharded)
     rest = workload.recipe.rank * workload.elsewhere_width
-    return per_gpu(workload, lambda u: adapter_size(workload, u), rest, sharded=sharded)
+    return per_gpu(workload, lambda u: adapter_size(workload.recipe, u), rest, sharded=sharded)
 
 
 def per_gpu(workload: Workload, size: Callable[[WeightUse], FloatLike], rest: FloatLike, *, sharded: bool) -> FloatLike:
@@ -64,7 +66,11 @@ def per_gpu(workload: Workload, size: Callable[[WeightUse], FloatLike], rest: Fl
     if layout.num_gpus_is_one:
         return sum(n * size(use) for n, use in workload.uses()) + rest
     total: FloatLike = rest / layout.pipeline_parallel / (layout.shards if sharded else 1.0)
+    stages = np.asarray(layout.pipeline_parallel)
     for n, use in workload.uses():
+        if use is workload.head:  # the fullest stage of a pipeline is the first, with the embedding alone
+            total = total + np.where(stages > 1, 0.0, n * size(use) / holders(workload, use, sharded=sharded))[()]
+            continue
         total = total + n * size(use) / holders(workload, use, sharded=sharded)
     return total
 
@@ -74,8 +80,7 @@ def holders(workload: Workload, use: WeightUse, *, sharded: bool) -> FloatLike:
     layout = workload.layout
     over = layout.pipeline_parallel if use.layer not in ("embedding", "head") else 1.0
     if use.matrix.part == "expert":
-        one = layout.expert_cut * layout.expert_parallel
-        return over * (layout.shards * layout.tensor_parallel if sharded else one)
+        return over * layout.expert_cut * layout.expert_parallel * (layout.expert_shards if sharded else 1.0)
     if use.matrix.kernel not in REPLICATED:
         over = over * layout.tensor_parallel
     return over * (layout.shards if sharded else 1.0)

@@ -76,14 +76,16 @@ def moments(
     stepped = trained_per_gpu(workload, sharded=stage >= 1)
     optimizer = stepped * recipe.optimizer_bytes if on_host == "none" else 0.0
     flight = np.minimum(layout.pipeline_parallel, recipe.gradient_accumulation_steps) / layout.pipeline_parallel
-    kept = flight * saved_activations(workload, habits, sequences=sequences, padded_length=padded_length)
+    one = saved_activations(workload, habits, sequences=sequences, padded_length=padded_length)
+    kept = flight * one  # by the first stage of a pipeline; the last, which has the logits, keeps one micro-batch
+    kept_last = one / layout.pipeline_parallel
     inputs = flight * quantized_inputs(workload, tokens=tokens) if recipe.keeps_inputs else 0.0
     live = live_layer(workload, habits, sequences=sequences, padded_length=padded_length)
     expanded = max((u.matrix.weights for _, u in workload.uses() if u.quantized), default=0) * recipe.compute_bytes
     per_logit = habits.logits_full_tuning if recipe.trains_all else habits.logits
     logits = tokens * workload.model.vocab_size * per_logit / layout.tensor_parallel
     early = np.where(np.asarray(recipe.gradient_accumulation_steps) > 1, gradients, 0.0)[()]
-    copies = habits.optimizer_transient * stepped * width if recipe.optimizer_bytes and on_host == "none" else 0.0
+    copies = habits.optimizer_transient * stepped * width if recipe.optimizer_copies and on_host == "none" else 0.0
     collectives = np.where(np.asarray(layout.num_gpus) > 1, habits.communication_bytes, 0.0)[()]
     gathered = gathered_bytes(workload) if stage >= 3 or on_host == "parameters" else 0.0
     # a sharded layer's input is kept by the adapters' units once more until its backward pass is through
@@ -94,7 +96,7 @@ def moments(
         return MemoryParts(weights, adapters, gradients, optimizer, activations, logits, buffers, collectives)
 
     return {
-        "loss": parts(early, kept + inputs, logits, gathered),
+        "loss": parts(early, kept_last + inputs, logits, gathered),
         "backward": parts(early if recipe.trains_all else gradients, back + inputs + live, 0.0, expanded + gathered),
         "gradients": parts(gradients, inputs + live, 0.0, expanded + gathered),
         "optimizer": parts(gradients, 0.0, 0.0, copies),

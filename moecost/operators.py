@@ -7,7 +7,7 @@ batches' support. To add a term, add an `Operator` here: time, breakdowns and ut
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal
 
@@ -99,6 +99,11 @@ class _Context:
     grouped: Grouped | None  # how experts run in one product; None: one by one
     products: dict[tuple[Any, ...], Any] = field(default_factory=dict)
 
+    @property
+    def whole_tokens(self) -> FloatLike:
+        """Tokens a GPU has of what tensor parallelism leaves whole."""
+        return self.tokens / self.layout.sequence_cut
+
     def elementwise(
         self, moved: FloatLike, launches: FloatLike = 1.0, host: FloatLike = 0.0, flops: FloatLike = 0.0
     ) -> Work:
@@ -155,16 +160,30 @@ class _Context:
         filled = gemm_flops(rows=np.ceil(rows / SM_ROWS) * SM_ROWS, in_features=in_features, out_features=out_features)
         return seconds, SM_BUSY * np.minimum(filled / (rate * seconds), 1.0)
 
-    def wire_s(self, sent_bytes: FloatLike, span: FloatLike, hidden: bool = False) -> FloatLike:
-        """Seconds to send over the links that a group of GPUs spanning `span` neighbours uses.
+    def ring_s(self, sent_bytes: FloatLike, num_gpus: FloatLike, stride: FloatLike = 1.0) -> FloatLike:
+        """Seconds of a ring over GPUs that lie `stride` apart: across machines it uses the ports of all its GPUs there.
 
-        What runs beside the GPU's work is taken at the nominal rate of the network: it hardly shows in a step.
+        Source: NCCL's rings leave and enter a machine once, and channels share out its ports; measured on 2 machines
+        of 8 H100 with 50 GB/s each: 437 to 487 GB/s (AWS p5).
         """
+        d = self.device
+        ports = np.maximum(d.gpus_per_node / stride, 1.0)
+        across = np.minimum(self.inside, d.network_bytes_per_s * self.coefficients.network_share * ports)
+        return sent_bytes / np.where(num_gpus * stride <= d.gpus_per_node, self.inside, across)
+
+    def exchange_s(self, sent_bytes: FloatLike, num_gpus: FloatLike, stride: FloatLike = 1.0) -> FloatLike:
+        """Seconds of an all-to-all over GPUs that lie `stride` apart: each sends what leaves the machine by its port."""
+        d = self.device
+        span = num_gpus * stride
+        leaves = np.maximum(1.0 - d.gpus_per_node / span, 0.0)
+        across = leaves * sent_bytes / (d.network_bytes_per_s * self.coefficients.exchange_share)
+        return np.maximum((1.0 - leaves) * sent_bytes / self.inside, across)
+
+    @property
+    def inside(self) -> FloatLike:
+        """Rate between GPUs of one machine. [byte/s]"""
         d, c = self.device, self.coefficients
-        share = c.pcie_share if d.link_is_pcie else c.link_share
-        inside = d.link_bytes_per_s * share
-        across = np.minimum(inside, d.network_bytes_per_s * (1.0 if hidden else c.network_share))
-        return sent_bytes / np.where(span <= d.gpus_per_node, inside, across)
+        return d.link_bytes_per_s * (c.pcie_share if d.link_is_pcie else c.link_share)
 
     def transfer(
         self, kernel: str, layer: LayerKind, forward: FloatLike, backward: FloatLike, again: bool, hidden: bool = False
@@ -201,6 +220,9 @@ def operators(
         if not workload.layout.num_gpus_is_one or workload.layout.offload != "none":
             out += _transfers(context, workload, block)
     out += _head(context, workload)
+    if not workload.layout.num_gpus_is_one or workload.layout.offload != "none":
+        ends = [workload.embedding] if workload.model.tied_head else [workload.embedding, workload.head]
+        out += _weight_transfers(context, "embedding", 1, ends)
     return out
 
 
@@ -306,7 +328,7 @@ def _norms(context: _Context, block: Block) -> Iterator[Operator]:
     yield context.both_ways(
         "norm",
         "norm",
-        n * context.tokens * layers.hidden_size * (t.norm + t.residual) * context.recipe.stream_bytes / 2,
+        n * context.whole_tokens * layers.hidden_size * (t.norm + t.residual) * context.recipe.stream_bytes / 2,
         n,
         Launches(forward=n * host.forward, backward=n * host.backward),
     )
@@ -335,7 +357,7 @@ def _mixer(context: _Context, block: Block, batches: Batches) -> Iterator[Operat
         rate = peak * context.coefficients.attention_efficiency
         width = core.num_heads * (core.qk_head_dim + core.v_head_dim)
         width = width + core.num_key_value_heads * (core.qk_head_dim + core.v_head_dim)
-        moved = n * tokens * width * context.recipe.compute_bytes
+        moved = n * tokens * width * context.recipe.compute_bytes / context.layout.tensor_parallel
         if context.recipe.attention == "eager":
             moved = moved + n * pairs * heads * EAGER_SCORE_BYTES
         seconds = np.maximum(flops / rate, moved / (d.bytes_per_s * context.coefficients.elementwise_bandwidth))
@@ -399,12 +421,12 @@ def _experts(context: _Context, block: Block) -> Iterator[Operator]:
     variation = load_variation(
         num_experts=experts.num_experts,
         num_experts_per_tok=top_k,
-        router_skew=context.coefficients.router_skew,
+        router_skew=0.0 if context.recipe.balanced else context.coefficients.router_skew,
     )
     for use in block.uses:
         if use.matrix.part == "router":
-            yield from _products(context, use, n, tokens)
-    yield context.both_ways("topk", "moe", n * tokens * experts.num_experts * 12.0, 3 * n, _block_host(context, n))
+            yield from _products(context, use, n, context.whole_tokens)
+    yield context.both_ways("topk", "moe", n * context.whole_tokens * experts.num_experts * 12.0, 3 * n, _block_host(context, n))
     rows = pairs / touched
     spread = rows_of_experts(mean_rows=rows, variation=variation) if np.any(np.asarray(variation) > 0) else None
     for use in block.uses:
@@ -503,30 +525,11 @@ def _head(context: _Context, workload: Workload) -> Iterator[Operator]:
 def _transfers(context: _Context, workload: Workload, block: Block) -> Iterator[Operator]:
     """What a block's layers send between GPUs, or read from the host's memory.
 
-    Assumed: sharded weights are gathered once for the forward pass and once for the backward pass (the recomputed
-    forward shares the latter); gradients are reduced once a step, or at each micro-batch where they are sharded.
+    Tensor-parallel GPUs are neighbours, then come context-parallel, data-parallel and pipeline groups.
     """
     recipe, layout, n = context.recipe, context.layout, block.count
-    kinds = dict.fromkeys(use.layer for use in block.uses)
-    across = bool(np.all(np.asarray(layout.num_gpus > context.device.gpus_per_node)))
-    hides = context.host.hides_gathers or across  # nobody waits for a slow network where it can be helped
-    for layer in kinds:
-        uses = [use for use in block.uses if use.layer == layer]
-        held = sum(_held_bytes(workload, use) for use in uses)
-        if layout.zero_stage >= 3:
-            sent = n * gather_bytes(buffer_bytes=held, num_gpus=layout.shards)
-            gathered = context.wire_s(sent, layout.num_gpus, hides)
-            yield context.transfer("weights.gather", layer, gathered, gathered, False, hides)
-        if layout.offload == "parameters":
-            seconds = n * held / (context.device.host_link_bytes_per_s * context.coefficients.host_link_share)
-            yield Operator("weights.stream", layer, Work(stream=seconds), Work(stream=seconds))
-        trained = sum(_trained_bytes(workload, use) for use in uses)
-        reduced = (gather_bytes if layout.zero_stage >= 3 else all_reduce_bytes)(
-            buffer_bytes=n * trained, num_gpus=layout.shards
-        )
-        seconds = context.wire_s(reduced, layout.num_gpus, hides)
-        seconds = seconds if layout.zero_stage >= 3 else seconds / context.per_step
-        yield context.transfer("gradients.reduce", layer, 0.0, seconds, False, hides)
+    for layer in dict.fromkeys(use.layer for use in block.uses):
+        yield from _weight_transfers(context, layer, n, [use for use in block.uses if use.layer == layer])
         if np.any(np.asarray(layout.tensor_parallel) > 1):
             sent = tensor_parallel_bytes(
                 tokens=context.tokens,
@@ -534,7 +537,7 @@ def _transfers(context: _Context, workload: Workload, block: Block) -> Iterator[
                 element_bytes=recipe.compute_bytes,
                 num_gpus=layout.tensor_parallel,
             )
-            seconds = n * (context.wire_s(sent, layout.tensor_parallel) + tensor_latency(layout.tensor_parallel))
+            seconds = n * (context.ring_s(sent, layout.tensor_parallel) + tensor_latency(layout.tensor_parallel))
             yield context.transfer("tensor.allreduce", layer, seconds, seconds, True)
     if block.layers.experts is not None and np.any(np.asarray(layout.expert_parallel) > 1):
         sent = expert_parallel_bytes(
@@ -544,31 +547,68 @@ def _transfers(context: _Context, workload: Workload, block: Block) -> Iterator[
             element_bytes=recipe.compute_bytes,
             num_gpus=layout.expert_parallel,
         )
-        seconds = 2 * n * (context.wire_s(sent, layout.expert_parallel * layout.expert_cut) + context.host.exchange_s)
+        exchange = context.exchange_s(sent, layout.expert_parallel, layout.expert_cut)
+        seconds = 2 * n * (exchange + context.host.exchange_s)
         yield context.transfer("experts.alltoall", "moe", seconds, seconds, True)
     core = block.layers.attention
     if core is not None and np.any(np.asarray(layout.context_parallel) > 1):
         width = core.num_key_value_heads * (core.qk_head_dim + core.v_head_dim) / layout.tensor_parallel
         sent = n * context.tokens * (layout.context_parallel - 1.0) * width * recipe.compute_bytes
-        seconds = context.wire_s(sent, layout.context_parallel * layout.tensor_parallel)
+        seconds = context.ring_s(sent, layout.context_parallel, layout.tensor_parallel)
         yield Operator("attention.exchange", "attention", Work(stream=seconds), Work(stream=2 * seconds))
 
 
-def _held_bytes(workload: Workload, use: WeightUse) -> FloatLike:
+def _weight_transfers(context: _Context, layer: LayerKind, n: int, uses: Sequence[WeightUse]) -> Iterator[Operator]:
+    """Sharded weights gathered, gradients reduced, weights read from the host, of `n` layers with these matrices.
+
+    Assumed: sharded weights are gathered once for the forward pass and once for the backward pass (the recomputed
+    forward shares the latter); gradients are reduced once a step, or at each micro-batch where they are sharded.
+    """
+    layout, per_step = context.layout, context.per_step
+    # nobody waits for a slow network where it can be helped
+    hides = context.host.hides_gathers or bool(
+        np.all(np.asarray(layout.num_gpus) > np.asarray(context.device.gpus_per_node))
+    )
+    gathered: FloatLike = 0.0
+    reduced: FloatLike = 0.0
+    streamed: FloatLike = 0.0
+    for use in uses:
+        expert = use.matrix.part == "expert"
+        group = layout.expert_shards if expert else layout.shards
+        stride = layout.expert_cut * layout.expert_parallel if expert else layout.tensor_parallel
+        held = n * _slice_bytes(context, use)
+        if layout.zero_stage >= 3:
+            gathered = gathered + context.ring_s(gather_bytes(buffer_bytes=held, num_gpus=group), group, stride)
+        if layout.offload == "parameters":
+            streamed = streamed + held / (group if layout.zero_stage >= 3 else 1.0)
+        send = gather_bytes if layout.zero_stage >= 3 else all_reduce_bytes
+        sent = send(buffer_bytes=n * _gradient_bytes(context, use), num_gpus=group)
+        reduced = reduced + context.ring_s(sent, group, stride) / (1.0 if layout.zero_stage >= 3 else per_step)
+    if layout.zero_stage >= 3:
+        yield context.transfer("weights.gather", layer, gathered, gathered, False, hides)
+    if layout.offload == "parameters":
+        seconds = streamed / (context.device.host_link_bytes_per_s * context.coefficients.host_link_share)
+        yield Operator("weights.stream", layer, Work(stream=seconds), Work(stream=seconds), recomputed=False)
+    yield context.transfer("gradients.reduce", layer, 0.0, reduced, False, hides)
+
+
+def _slice_bytes(context: _Context, use: WeightUse) -> FloatLike:
     """Bytes of a layer's copies of a matrix that a GPU needs for its part of the work, gathered. [byte]"""
-    recipe, m, layout = workload.recipe, use.matrix, workload.layout
+    recipe, m = context.recipe, use.matrix
     each = recipe.quantized_bytes if use.quantized else min(recipe.weight_bytes, recipe.compute_bytes)
-    over = layout.tensor_parallel if m.kernel not in REPLICATED else 1.0
-    if m.part == "expert":
-        over = layout.expert_cut * layout.expert_parallel * layout.expert_parallel  # of fewer experts, from fewer GPUs
-    return m.copies * (m.weights + m.bias) * each / over
+    return m.copies * (m.weights + m.bias) * each / _slices(context.layout, use)
 
 
-def _trained_bytes(workload: Workload, use: WeightUse) -> FloatLike:
+def _gradient_bytes(context: _Context, use: WeightUse) -> FloatLike:
     """Bytes of the gradients of a layer's copies of a matrix that a GPU reduces. [byte]"""
-    recipe, layout = workload.recipe, workload.layout
-    size = use.matrix.parameters if recipe.trains_all else adapter_size(workload, use)
-    over = layout.tensor_parallel if use.matrix.kernel not in REPLICATED else 1.0
+    recipe = context.recipe
+    size = use.matrix.parameters if recipe.trains_all else adapter_size(recipe, use)
+    each = min(recipe.gradient_bytes, recipe.compute_bytes) if recipe.trains_all else recipe.gradient_bytes
+    return size * each / _slices(context.layout, use)
+
+
+def _slices(layout: Layout, use: WeightUse) -> FloatLike:
+    """GPUs that a layer's copies of a matrix are cut and dealt out over, apart from sharding."""
     if use.matrix.part == "expert":
-        over = layout.expert_cut * layout.expert_parallel * layout.expert_parallel
-    return size * min(recipe.gradient_bytes, recipe.compute_bytes) / over
+        return layout.expert_cut * layout.expert_parallel
+    return 1.0 if use.matrix.kernel in REPLICATED else layout.tensor_parallel

@@ -82,15 +82,21 @@ class Epoch:
 
 
 def epoch(resolved: Resolved, micro_batch_size: int, accumulation: int) -> Epoch:
-    """Full batches of one GPU and the smaller last one, as one distribution; data-parallel GPUs share an epoch."""
+    """Full batches of one GPU and the smaller last one, as one distribution; data-parallel GPUs share an epoch.
+
+    All of them wait for the longest batch among them: at each micro-batch where gradients are reduced at each, else
+    once a step, after which the sums of its micro-batches differ less, by the square root of their number.
+    """
     rows = float(np.ceil(resolved.rows_per_epoch / resolved.workload.layout.data_parallel))
     full, rest = divmod(rows, micro_batch_size)
     parts = [_one(resolved, micro_batch_size, full)] if full else []
     parts += [_one(resolved, int(rest), 1.0)] if rest else []
-    sequences, lengths, weights = (np.concatenate(column) for column in zip(*parts, strict=True))
+    sequences, lengths, weights, slowest = (np.concatenate(column) for column in zip(*parts, strict=True))
     micro_batches = full + (rest > 0)
     steps = float(np.ceil(micro_batches / accumulation))
-    batches = Batches(sequences, lengths, weights / micro_batches, per_step=micro_batches / steps)
+    p, per_step, layout = weights / micro_batches, micro_batches / steps, resolved.workload.layout
+    waited = p + (slowest / micro_batches - p) / (1.0 if layout.zero_stage >= 3 else np.sqrt(per_step))
+    batches = Batches(sequences, lengths, p, per_step, slowest=waited if layout.data_parallel > 1 else None)
     return Epoch(batches, float(micro_batches), steps)
 
 
@@ -102,7 +108,9 @@ def _one(resolved: Resolved, size: int, count: float) -> tuple[np.ndarray[tuple[
         padding=resolved.padding,
         multiple=resolved.padding_multiple,
     )
-    return np.full(found.padded_length.shape, float(size)), found.padded_length, found.probability * count
+    p = found.probability
+    slowest = np.diff(np.cumsum(p) ** resolved.workload.layout.data_parallel, prepend=0.0)
+    return np.full(found.padded_length.shape, float(size)), found.padded_length, p * count, slowest * count
 
 
 def resolve(job: Job) -> Resolved:
@@ -116,16 +124,18 @@ def resolve(job: Job) -> Resolved:
     calibration = _calibration(job, profile)
     dataset, lengths, sequence_length, padding, num_queries = _data(job, model, notes)
     uses = _uses(job, model, profile, notes)
+    layout = _layout(job, model, gpu, profile, notes)
     workload = Workload(
         model.quantities(),
         uses.blocks,
         uses.embedding,
         uses.head,
-        _recipe(job, profile, notes),
+        _recipe(job, profile, layout, notes),
         _device(job, gpu, notes),
-        _layout(job, model, profile, notes),
+        layout,
         uses.elsewhere_width,
     )
+    notes += [f"{name} is not modelled and changes nothing" for name in NOT_MODELLED if getattr(job, name) is not None]
     return Resolved(
         job=job,
         model=model,
@@ -141,6 +151,10 @@ def resolve(job: Job) -> Resolved:
         num_queries=num_queries,
         notes=notes,
     )
+
+
+NOT_MODELLED: Final = ("capacity_factor", "moe_dispatch", "comm_overlap")
+"""Fields that a job may name, so that runs can be told apart, and that no formula reads yet."""
 
 
 def profile_notes(profile: SoftwareProfile) -> list[str]:
@@ -201,7 +215,20 @@ def _virtual_pipeline(job: Job, model: ModelSpec, profile: SoftwareProfile, note
     return habit
 
 
-def _layout(job: Job, model: ModelSpec, profile: SoftwareProfile, notes: list[str]) -> Layout:
+def _habitual_stage(job: Job, model: ModelSpec, gpu: GPUSpec, profile: SoftwareProfile) -> int:
+    """Adapters are trained on replicas where the frozen weights leave each GPU room; all else as the stack does it."""
+    if not job.adapts or profile.adapter_zero_stage is None or job.offload == "parameters":
+        return profile.zero_stage
+    weights = model.num_parameters * WEIGHT_FORMATS[_weight_dtype(job)].bytes
+    held = weights / (job.tensor_parallel_size * job.pipeline_parallel_size)
+    return profile.adapter_zero_stage if held <= REPLICA_SHARE * gpu.memory_usable_bytes else profile.zero_stage
+
+
+REPLICA_SHARE: Final = 0.75
+"""Share of a GPU's memory that frozen weights may fill before a run is sharded rather than replicated."""
+
+
+def _layout(job: Job, model: ModelSpec, gpu: GPUSpec, profile: SoftwareProfile, notes: list[str]) -> Layout:
     """Data parallelism is what the other kinds leave of the GPUs."""
     inner = job.tensor_parallel_size * job.pipeline_parallel_size * job.context_parallel_size
     if job.num_gpus % inner:
@@ -216,7 +243,7 @@ def _layout(job: Job, model: ModelSpec, profile: SoftwareProfile, notes: list[st
         )
     stage = job.zero_stage
     if stage is None:
-        stage = profile.zero_stage if job.num_gpus > 1 else 0
+        stage = _habitual_stage(job, model, gpu, profile) if job.num_gpus > 1 else 0
         if job.num_gpus > 1:
             notes.append(f"zero_stage={stage} is the habit of {profile.name}")
     return Layout(
@@ -288,9 +315,9 @@ def _data(
 ) -> tuple[DatasetSpec | None, LengthDistribution, int, Padding, int]:
     if job.dataset is None:
         assert job.sequence_length is not None  # Job has checked it
-        queries = job.num_queries or DEFAULT_QUERIES
+        queries = job.num_queries or _whole_steps(job)
         if job.num_queries is None:
-            notes.append(f"num_queries was not given: {DEFAULT_QUERIES:,} assumed")
+            notes.append(f"num_queries was not given: {queries:,} assumed")
         padding: Padding = job.padding or "max_length"
         if padding == "max_length":
             notes.append(f"every query is taken to fill {job.sequence_length} tokens: no dataset was given")
@@ -304,6 +331,15 @@ def _data(
     if cut:
         notes.append(f"{100 * cut:.2g} % of the queries are longer than sequence_length={sequence_length} and are cut")
     return dataset, lengths, sequence_length, job.padding or "longest", job.num_queries or dataset.num_queries
+
+
+def _whole_steps(job: Job) -> int:
+    """Queries of the fewest whole steps that are `DEFAULT_QUERIES` or more."""
+    ranks = job.num_gpus // (job.tensor_parallel_size * job.pipeline_parallel_size * job.context_parallel_size)
+    a_step = job.global_batch_size
+    if a_step is None:
+        a_step = max(ranks, 1) * (job.micro_batch_size or 1) * (job.gradient_accumulation_steps or 1)
+    return -(-DEFAULT_QUERIES // a_step) * a_step
 
 
 def _uses(job: Job, model: ModelSpec, profile: SoftwareProfile, notes: list[str]) -> Adaptation:
@@ -329,11 +365,12 @@ def _weight_dtype(job: Job) -> str:
     return job.weight_dtype or ("nf4-dq" if job.method == "qlora" else "bf16")
 
 
-def _recipe(job: Job, profile: SoftwareProfile, notes: list[str]) -> Recipe:
+def _recipe(job: Job, profile: SoftwareProfile, layout: Layout, notes: list[str]) -> Recipe:
     held = WEIGHT_FORMATS[_weight_dtype(job)]
     compute = COMPUTE_BYTES[job.compute_dtype or "bf16"]
     adapter = profile.memory.adapter_bytes
     optimizer = OPTIMIZERS[job.optimizer]
+    paged = job.optimizer.startswith("paged")
     trained = adapter if job.adapts else held.bytes
     mixed = profile.memory.master_bytes > 0 and trained < 4.0  # 16-bit weights with fp32 copies
     wide = 4.0 if mixed else trained
@@ -357,19 +394,22 @@ def _recipe(job: Job, profile: SoftwareProfile, notes: list[str]) -> Recipe:
         attention="flash" if checkpointing == "selective" else attention,
         gradient_accumulation_steps=_likely_accumulation(job),
         decomposes_weights=job.method == "dora",
+        balanced=bool(job.forced_balance),
+        optimizer_copies=optimizer.element_bytes is None and optimizer.states > 0 and not paged,
         keeps_inputs=profile.memory.keeps_quantized_inputs and _weight_dtype(job).startswith("nf4"),
         stream_bytes=(
-            profile.memory.quantized_stream_bytes if held.quantized and job.num_gpus == 1 else float(compute)
+            profile.memory.quantized_stream_bytes if held.quantized and layout.zero_stage < 3 else float(compute)
         ),
     )
 
 
 def _likely_accumulation(job: Job) -> float:
-    """Micro-batches a step, as far as the job says; 2 where a global batch leaves it open: gradients may pile up."""
+    """Micro-batches a step, as far as the job says; where a global batch leaves it open enough that gradients pile up
+    and a pipeline is full."""
     if job.gradient_accumulation_steps is not None or job.global_batch_size is None:
         return float(job.gradient_accumulation_steps or 1)
     ranks = job.num_gpus / (job.tensor_parallel_size * job.pipeline_parallel_size * job.context_parallel_size)
-    return max(job.global_batch_size / ranks / job.micro_batch_size, 1.0) if job.micro_batch_size else 2.0
+    return max(job.global_batch_size / ranks / job.micro_batch_size, 1.0) if job.micro_batch_size else float(max(job.pipeline_parallel_size, 2))
 
 
 def _device(job: Job, gpu: GPUSpec, notes: list[str]) -> Device:
@@ -382,7 +422,7 @@ def _device(job: Job, gpu: GPUSpec, notes: list[str]) -> Device:
             f"gpu={gpu.name!r}: the number of SMs is not known, which the step model needs; "
             "choose a GPU, or give a spec file with num_sms"
         )
-    plain = "bf16" if "bf16" in gpu.peak_tflops_dense else dtype
+    plain = "bf16" if "bf16" in gpu.peak_tflops_dense and dtype not in ("fp32", "tf32") else dtype
     node = _node(job, gpu, notes) if job.num_gpus > 1 else None
     pcie = gpu.pcie_bytes_per_s_one_way or DEFAULT_PCIE_BYTES_PER_S
     link, is_pcie = (pcie, True) if node is None else _link(node, pcie)

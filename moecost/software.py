@@ -128,6 +128,9 @@ class SoftwareProfile(_Section):
     gradient_checkpointing: Literal["none", "selective", "full"]
     attention: Literal["flash", "sdpa", "eager"]
     zero_stage: Literal[0, 1, 2, 3] = Field(description="what is sharded over data-parallel GPUs by habit")
+    adapter_zero_stage: Literal[0, 1, 2, 3] | None = Field(
+        description="the same where adapters are trained and the weights fit on one GPU; null: as zero_stage"
+    )
     virtual_pipeline: PositiveInt = Field(description="most model chunks a stage by habit, where pipelined")
     sequence_parallel: bool = Field(description="tensor parallelism divides the norms' tokens as well, by habit")
     host: HostWork

@@ -101,11 +101,10 @@ def step_times(workload: Workload, batches: Batches, profile: SoftwareProfile, c
     first = _table([op.forward for op in ops], batches, coefficients)
     again = first * np.reshape([op.recomputed for op in ops], (1, -1) + (1,) * (first.ndim - 2))
     last = _table([op.backward for op in ops], batches, coefficients)
-    p = batches.probability
     passes = [
-        _mean(first, p, forward_exponent, beside),
-        _mean(again, p, forward_exponent, beside) * recipe.recompute,
-        _mean(last, p, host.overlap_exponent, beside),
+        _mean(first, batches, forward_exponent, beside),
+        _mean(again, batches, forward_exponent, beside) * recipe.recompute,
+        _mean(last, batches, host.overlap_exponent, beside),
     ]
     for one in passes:  # of one micro-batch so far; launches, FLOPs and bytes know no bubble and no factor
         one[TIMES] *= times
@@ -148,17 +147,20 @@ def _table(works: Sequence[Work], batches: Batches, c: Coefficients) -> Array:
     return table
 
 
-def _mean(table: Array, probability: FloatLike, exponent: float, beside: float) -> Array:
+def _mean(table: Array, batches: Batches, exponent: float, beside: float) -> Array:
     """Means over the batches of the rows of `PassTimes`.
 
     GPU and host time are combined; transfers that overlap join them in a power mean, the others add. What is exposed
-    beyond the GPU's own time is shared out by host work and by transfers.
+    beyond the GPU's own time is shared out by host work and by transfers. Waiting for the slowest GPU is `wire`.
     """
+    probability = batches.probability
     gpu, host, stream = (table[i].sum(axis=0) for i in (0, 1, 7))
     busy = smooth_maximum(gpu, host, exponent)
     host_share = np.divide(busy - gpu, host, out=np.zeros_like(busy), where=host > 0)
     mean = np.asarray((table[:7] * probability).sum(axis=-1))
     mean[1] = (table[1] * (host_share * probability)).sum(axis=-1)
+    if batches.slowest is not None:
+        mean[2] += ((table[0] + table[1] * host_share) * (batches.slowest - probability)).sum(axis=-1)
     if stream.any():
         waits = smooth_maximum(busy, stream, beside) - busy
         share = np.divide(waits, stream, out=np.zeros_like(waits), where=stream > 0)

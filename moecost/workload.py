@@ -65,6 +65,16 @@ class Layout:
         """GPUs that hold the same slice of the model, and may share its states among them."""
         return self.data_parallel * self.context_parallel
 
+    @property
+    def expert_shards(self) -> FloatLike:
+        """GPUs that hold the same slice of the same experts."""
+        return self.shards * self.tensor_parallel / (self.expert_parallel * self.expert_cut)
+
+    @property
+    def sequence_cut(self) -> FloatLike:
+        """GPUs that share out the tokens of what tensor parallelism leaves whole."""
+        return self.tensor_parallel if self.sequence_parallel else 1.0
+
 
 @dataclass(frozen=True, slots=True)
 class WeightUse:
@@ -123,9 +133,10 @@ class Recipe:
     attention: Attention
     gradient_accumulation_steps: FloatLike = 1.0
     decomposes_weights: bool = False  # DoRA
+    optimizer_copies: bool = True  # the optimizer steps all tensors at once, with temporary copies
     keeps_inputs: bool = False  # 4-bit linears keep their inputs through checkpointing
     stream_bytes: float = 2.0  # an element of the residual stream
-    casts_weights: bool = False  # weights are held wider than they are computed with (autocast)
+    balanced: bool = False  # the run forces its router to load all experts alike
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,12 +168,14 @@ class Batches:
     padded_length : tokens of a row. [token]
     probability : of such a batch; sums to 1 along the last axis.
     per_step : micro-batches of one optimizer step, the mean over an epoch.
+    slowest : probability of the batch that the data-parallel GPU has that all wait for; None: nobody waits.
     """
 
     sequences: FloatLike
     padded_length: FloatLike
     probability: FloatLike
     per_step: FloatLike = 1.0
+    slowest: FloatLike | None = None
 
     @property
     def tokens(self) -> FloatLike:
