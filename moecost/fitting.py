@@ -423,9 +423,7 @@ def solve(problem: Problem, near: Array | None = None) -> tuple[Array, Array]:
     return np.asarray(found.x), np.asarray(np.linalg.inv(slopes.T @ slopes / noise + np.diag(spread**-2.0)))
 
 
-def _calibration(
-    problem: Problem, why: Mapping[str, str], name: str, software: str, memory: Array
-) -> Calibration:
+def _calibration(problem: Problem, why: Mapping[str, str], name: str, software: str, memory: Array) -> Calibration:
     best, covariance = solve(problem)
     cases, runs = problem.cases, [c.run for c in problem.cases]
     errors = problem.log_errors(best)[0]

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-import numpy as np
-
 from moecost.arrays import FloatLike
 from moecost.workload import Layout, Recipe, WeightUse, Workload
 
@@ -66,11 +64,7 @@ def per_gpu(workload: Workload, size: Callable[[WeightUse], FloatLike], rest: Fl
     if layout.num_gpus_is_one:
         return sum(n * size(use) for n, use in workload.uses()) + rest
     total: FloatLike = rest / layout.pipeline_parallel / (layout.shards if sharded else 1.0)
-    stages = np.asarray(layout.pipeline_parallel)
     for n, use in workload.uses():
-        if use is workload.head:  # the fullest stage of a pipeline is the first, with the embedding alone
-            total = total + np.where(stages > 1, 0.0, n * size(use) / holders(workload, use, sharded=sharded))[()]
-            continue
         total = total + n * size(use) / holders(workload, use, sharded=sharded)
     return total
 

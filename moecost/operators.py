@@ -426,7 +426,9 @@ def _experts(context: _Context, block: Block) -> Iterator[Operator]:
     for use in block.uses:
         if use.matrix.part == "router":
             yield from _products(context, use, n, context.whole_tokens)
-    yield context.both_ways("topk", "moe", n * context.whole_tokens * experts.num_experts * 12.0, 3 * n, _block_host(context, n))
+    yield context.both_ways(
+        "topk", "moe", n * context.whole_tokens * experts.num_experts * 12.0, 3 * n, _block_host(context, n)
+    )
     rows = pairs / touched
     spread = rows_of_experts(mean_rows=rows, variation=variation) if np.any(np.asarray(variation) > 0) else None
     for use in block.uses:

@@ -409,7 +409,11 @@ def _likely_accumulation(job: Job) -> float:
     if job.gradient_accumulation_steps is not None or job.global_batch_size is None:
         return float(job.gradient_accumulation_steps or 1)
     ranks = job.num_gpus / (job.tensor_parallel_size * job.pipeline_parallel_size * job.context_parallel_size)
-    return max(job.global_batch_size / ranks / job.micro_batch_size, 1.0) if job.micro_batch_size else float(max(job.pipeline_parallel_size, 2))
+    return (
+        max(job.global_batch_size / ranks / job.micro_batch_size, 1.0)
+        if job.micro_batch_size
+        else float(max(job.pipeline_parallel_size, 2))
+    )
 
 
 def _device(job: Job, gpu: GPUSpec, notes: list[str]) -> Device:

@@ -88,6 +88,7 @@ class MemoryHabits(_Section):
     saved_layer: PositiveFloat = Field(description="activations a layer keeps, no checkpointing, over the counted")
     optimizer_transient: NonNegativeFloat = Field(description="copies of the trained weights the optimizer makes")
     allocator: PositiveFloat = Field(description="reserved over allocated bytes, of what a step allocates")
+    keeps_gathered_inputs: bool = Field(description="sequence parallelism keeps what it gathered for each product")
     doubles_sharded_inputs: bool = Field(description="sharded adapters keep a second copy of each layer's input")
     quantized_stream_bytes: PositiveFloat = Field(
         description="an element of the residual stream over 4-bit weights on one GPU. [byte]"
