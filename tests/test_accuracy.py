@@ -29,7 +29,7 @@ def page() -> str:
 
 def test_the_figures_in_sample_are_those_of_the_page(script: ModuleType, page: str) -> None:
     wrong = script.differences(script.in_sample_text(), script.in_sample_of(page))
-    assert not wrong, "the page is out of date: run `python tools/make_accuracy.py` (3 to 4 minutes)\n" + "\n".join(
+    assert not wrong, "the page is out of date: run `python tools/make_accuracy.py` (5 to 10 minutes)\n" + "\n".join(
         wrong
     )
 
