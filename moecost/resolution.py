@@ -121,6 +121,7 @@ def resolve(job: Job) -> Resolved:
     profile = _profile(job, model, notes)
     notes += profile_notes(profile)
     gpu = _gpu(job, notes)
+    job = _with_habitual_dtype(job, gpu, profile, notes)
     calibration = _calibration(job, profile)
     dataset, lengths, sequence_length, padding, num_queries = _data(job, model, notes)
     uses = _uses(job, model, profile, notes)
@@ -151,6 +152,14 @@ def resolve(job: Job) -> Resolved:
         num_queries=num_queries,
         notes=notes,
     )
+
+
+def _with_habitual_dtype(job: Job, gpu: GPUSpec, profile: SoftwareProfile, notes: list[str]) -> Job:
+    habit = profile.compute_dtype
+    if job.compute_dtype is not None or habit is None or habit not in gpu.peak_tflops_dense:
+        return job
+    notes.append(f"compute_dtype={habit!r} is the habit of {profile.name}")
+    return job.model_copy(update={"compute_dtype": habit})
 
 
 NOT_MODELLED: Final = ("capacity_factor", "moe_dispatch", "comm_overlap")

@@ -128,6 +128,7 @@ class SoftwareProfile(_Section):
     padding_multiple: PositiveInt = Field(description="batches are padded to a multiple of this. [token]")
     gradient_checkpointing: Literal["none", "selective", "full"]
     attention: Literal["flash", "sdpa", "eager"]
+    compute_dtype: str | None = Field(description="of products, by habit, on GPUs that have a rate for it; null: bf16")
     zero_stage: Literal[0, 1, 2, 3] = Field(description="what is sharded over data-parallel GPUs by habit")
     adapter_zero_stage: Literal[0, 1, 2, 3] | None = Field(
         description="the same where adapters are trained and the weights fit on one GPU; null: as zero_stage"
