@@ -172,7 +172,7 @@ class _Context:
         return sent_bytes / np.where(num_gpus * stride <= d.gpus_per_node, self.inside, across)
 
     def exchange_s(self, sent_bytes: FloatLike, num_gpus: FloatLike, stride: FloatLike = 1.0) -> FloatLike:
-        """Seconds of an all-to-all over GPUs that lie `stride` apart: each sends what leaves the machine by its port."""
+        """Seconds of an all-to-all over GPUs that lie `stride` apart: each by its own port to other machines."""
         d = self.device
         span = num_gpus * stride
         leaves = np.maximum(1.0 - d.gpus_per_node / span, 0.0)

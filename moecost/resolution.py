@@ -189,6 +189,9 @@ def price(job: Job, gpu: GPUSpec, notes: list[str]) -> tuple[float | None, Price
     if job.price is None and job.market == "on_demand" and not catalog.quotes(gpu, market=job.market):
         notes.append(f"cost_usd is not known: the catalogue has no on_demand quote for {gpu.name}; pass price=")
         return None, None
+    machine = catalog.node_for_instance(job.gpu) if isinstance(job.gpu, str) else None
+    if machine is not None and job.num_gpus < machine.gpus_per_node:
+        notes.append(f"{job.gpu} is rented whole, with {machine.gpus_per_node} GPUs: {job.num_gpus} of them are priced")
     quote = catalog.median_quote(gpu, market=job.market, provider=job.price)
     found = catalog.quotes(gpu, market=job.market, provider=job.price)
     low, high = found[0].usd_per_gpu_hour, found[-1].usd_per_gpu_hour
@@ -385,6 +388,11 @@ def _recipe(job: Job, profile: SoftwareProfile, layout: Layout, notes: list[str]
     wide = 4.0 if mixed else trained
     state = optimizer.states * (wide if optimizer.element_bytes is None else optimizer.element_bytes)
     state += profile.memory.master_bytes if mixed else 0.0
+    if not job.adapts and not mixed and held.bytes == 2:
+        notes.append(
+            f"weights, gradients and optimizer state are held in 16 bits, {2 * trained + state:.3g} bytes a weight; "
+            "weight_dtype='fp32' trains fp32 weights under autocast"
+        )
     checkpointing = job.gradient_checkpointing or profile.gradient_checkpointing
     attention: Attention = job.attention or profile.attention
     if checkpointing == "selective" and attention == "eager":

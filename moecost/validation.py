@@ -23,9 +23,9 @@ from moecost.errors import FitError, InvalidInputError, MoECostError, OutOfRange
 from moecost.estimation import estimate_job
 from moecost.experts import normal_quantile
 from moecost.fitting import (
-    MEMORY_KINDS,
     FACTOR_LOG_SD,
     FOLDS,
+    MEMORY_KINDS,
     NOISE,
     Case,
     evidence_of,

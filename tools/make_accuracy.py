@@ -32,10 +32,11 @@ WORST = 10
 HEAD = """# How far off estimates are
 
 Made by `python tools/make_accuracy.py` (5 to 10 minutes) from the public runs in `moecost/data/measurements` and the
-calibrations fitted on them: {calibrations}. A run belongs to the calibration of its stack. What the short names of the
-sources stand for is in each row of those tables. A run's error is |predicted / measured - 1|, of the time of a step for speeds; the bias is
-the median of predicted / measured - 1, so a positive one says that runs are quicker, or need less, than predicted;
-inside is the share of measured values within the 80 % interval of their estimate.
+calibrations fitted on them: {calibrations}. A run
+belongs to the calibration of its stack. What the short names of the sources stand for is in each row of those tables.
+A run's error is |predicted / measured - 1|, of the time of a step for speeds; the bias is the median of predicted /
+measured - 1, so a positive one says that runs are quicker, or need less, than predicted; inside is the share of
+measured values within the 80 % interval of their estimate.
 
 The same for your own runs: `moecost validate runs.csv`.
 
@@ -229,9 +230,8 @@ def left_out_text() -> str:
             "",
             "Median error of speed, of joint fits that have not seen the run's group (repeats, and neighbours that "
             "differ in the",
-            "batch; 5 folds), or anything of its source (7 folds). *Inside*: share within the 80 % interval that an estimate "
-            "states of a",
-            "stack it has no evidence of. *After one run*: the same fits, given one measured run of the source (that "
+            "batch; 5 folds), or anything of its source (7 folds). *Inside*: share within the 80 % interval that an",
+            "estimate states of a stack it has no evidence of. *After one run*: the same fits, given one measured run of the source (that "
             "of median",
             "length) for a factor on its time; errors are of its other runs. Sources of fewer than "
             f"{FEW} runs count in the last lines alone.",
