@@ -231,10 +231,9 @@ def left_out_text() -> str:
             "Median error of speed, of joint fits that have not seen the run's group (repeats, and neighbours that "
             "differ in the",
             "batch; 5 folds), or anything of its source (7 folds). *Inside*: share within the 80 % interval that an",
-            "estimate states of a stack it has no evidence of. *After one run*: the same fits, given one measured run of the source (that "
-            "of median",
-            "length) for a factor on its time; errors are of its other runs. Sources of fewer than "
-            f"{FEW} runs count in the last lines alone.",
+            "estimate states of a stack it has no evidence of. *After one run*: the same fits, given one measured run",
+            "of the source (that of median length) for a factor on its time; errors are of its other runs. Sources of",
+            f"fewer than {FEW} runs count in the last lines alone.",
             "",
             *_table(columns, rows),
         ]
