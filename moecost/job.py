@@ -221,6 +221,7 @@ class Job(Checked):
                 f"method='qlora' holds quantized weights, weight_dtype={self.weight_dtype!r} is not; "
                 "use method='lora', or leave weight_dtype out (nf4-dq)"
             )
+        self._adapters_have_a_method()
         if self.padding == "longest" and self.dataset is None:
             raise ValueError("padding='longest' needs a dataset to know the lengths; give one, or padding='max_length'")
         if self.dataset is None and self.sequence_length is None:
@@ -238,3 +239,20 @@ class Job(Checked):
                 f"use {max(g // (b * ranks), 1) * b * ranks} or another micro_batch_size"
             )
         return self
+
+    def _adapters_have_a_method(self) -> None:
+        """Adapter fields beside full tuning are a slip: a method left out, or one forgotten."""
+        for name in ("lora_rank", "lora_targets"):
+            value = getattr(self, name)
+            if self.adapts or name not in self.model_fields_set:
+                continue
+            if "method" not in self.model_fields_set:
+                raise ValueError(f"{name}={_shown(value)} is given without a method; add method='lora' (or 'qlora')")
+            if value != type(self).model_fields[name].default:  # a job read back says its defaults
+                raise ValueError(
+                    f"{name}={_shown(value)} has no meaning with method='full'; leave it out, or use method='lora'"
+                )
+
+
+def _shown(value: Any) -> str:
+    return f"{list(value) if isinstance(value, tuple) else value}"[:80]

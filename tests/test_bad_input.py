@@ -308,6 +308,30 @@ def test_the_global_batch_is_what_was_asked_for_or_refused(fields: dict[str, int
         assert re.search("batch|GiB", str(e))
 
 
+@pytest.mark.parametrize("field", [{"lora_rank": 16}, {"lora_rank": 8}, {"lora_targets": "attention"}], ids=str)
+def test_adapters_without_a_method_are_asked_for_one(field: dict[str, Any]) -> None:
+    with pytest.raises(InvalidInputError, match=f"{next(iter(field))}.*add method='lora'"):
+        Job(model="llama-3.1-8b", gpu="a40", sequence_length=512, **field)
+
+
+@pytest.mark.parametrize("field", [{"lora_rank": 8}, {"lora_targets": ["q_proj", "v_proj"]}], ids=str)
+def test_adapters_beside_full_tuning_are_refused(field: dict[str, Any]) -> None:
+    assert "method='full'" in refusal(InvalidInputError, method="full", **field)
+
+
+def test_a_job_of_full_tuning_can_be_read_back() -> None:
+    job = Job(**BASE | {"method": "full"})
+    assert Job(**dict(job)) == job
+    assert Job.model_validate_json(job.model_dump_json()) == job
+
+
+def test_a_slip_in_the_kernels_is_refused_and_unknown_kernels_are_noted() -> None:
+    assert "did you mean 'liger'" in refusal(InvalidInputError, fused_kernels="ligr")
+    assert "did you mean 'chunked-ce'" in refusal(InvalidInputError, fused_kernels="liger; chunked_ce")
+    notes = estimate(Job(**BASE, fused_kernels="liger;transformer-engine")).notes
+    assert any("transformer-engine are not known" in note for note in notes)
+
+
 # ------------------------------------------------------------------------------------------------ does not fit
 
 
