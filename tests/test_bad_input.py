@@ -332,6 +332,29 @@ def test_a_slip_in_the_kernels_is_refused_and_unknown_kernels_are_noted() -> Non
     assert any("transformer-engine are not known" in note for note in notes)
 
 
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("fsdp", "zero_stage=3"), ("deepspeed", "zero_stage"), ("liger", "fused_kernels='liger'"),
+        ("bf16", "compute_dtype"), ("fp16", "compute_dtype"), ("batch_size", "micro_batch_size"),
+        ("per_device_train_batch_size", "micro_batch_size"), ("num_train_epochs", "epochs"),
+        ("load_in_4bit", "method='qlora'"), ("max_seq_length", "sequence_length"), ("packing", "padding='packed'"),
+        ("learning_rate", "neither time nor memory"), ("Torch-Dtype", "compute_dtype"), ("tp", "tensor_parallel_size"),
+    ],
+)  # fmt: skip
+def test_names_of_other_tools_lead_to_ours(name: str, hint: str) -> None:
+    text = refusal(InvalidInputError, **{name: 1})
+    assert f"{name} is not a field; " in text
+    assert hint in text
+
+
+def test_hints_name_fields_that_are_there() -> None:
+    for name, hint in Job.NAMES_ELSEWHERE.items():
+        assert name not in Job.model_fields
+        field = re.match(r"use (\w+)", hint)
+        assert hint.startswith("leave it out") or (field and field[1] in Job.model_fields), hint
+
+
 # ------------------------------------------------------------------------------------------------ does not fit
 
 
