@@ -111,11 +111,15 @@ def test_every_option_reaches_the_job() -> None:
             price=1.0,
             on_oom="report",
             optimizer="sgd",
+            num_gpus=4,
+            zero_stage=2,
+            calibration="public-2026",
         )
     )
     options = (
         "--method lora --lora-rank 8 --lora-targets q_proj,v_proj --epochs 1.5 --num-queries 100 --micro-batch-size 2 "
-        "--gradient-accumulation-steps 4 --gradient-checkpointing true --price 1 --on-oom report --set optimizer=sgd"
+        "--gradient-accumulation-steps 4 --gradient-checkpointing true --price 1 --on-oom report --set optimizer=sgd "
+        "--num-gpus 4 --zero-stage 2 --calibration public-2026"
     )
     status, out, err = run("estimate", *TINY, *options.split(), "--json")
     assert (status, err) == (0, "")
