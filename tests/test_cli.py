@@ -75,6 +75,18 @@ def test_json_equals_the_library(job_file: Path) -> None:
         assert json.loads(out) == expected
 
 
+def test_json_holds_the_intervals_and_null_for_what_is_not_known() -> None:
+    found = json.loads(run("estimate", *PAPER_OPTIONS, "--json")[1])
+    e = moecost.estimate(**PAPER)
+    assert set(found["intervals"]) == {"queries_per_second", "hours", "cost_usd", "memory.device_gib"}
+    for field, interval in found["intervals"].items():
+        assert tuple(interval) == e.interval(field, 0.8)
+    unpriced = e.model_copy(update={"cost_usd": float("nan")})
+    text = unpriced.model_dump_json()
+    assert json.loads(text)["intervals"]["cost_usd"] is json.loads(text)["cost_usd"] is None
+    assert moecost.Estimate.model_validate_json(text).hours == e.hours
+
+
 def test_the_table_is_the_printed_estimate() -> None:
     status, out, err = run("estimate", *PAPER_OPTIONS)
     assert status == 0
