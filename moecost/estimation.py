@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -14,7 +15,7 @@ from moecost import cost
 from moecost.advice import largest_batch, remedies
 from moecost.calibration import Calibration
 from moecost.errors import DoesNotFitError, InvalidInputError, OutOfRangeWarning
-from moecost.experts import binomial_variation, experts_touched, load_imbalance, load_variation
+from moecost.experts import binomial_variation, experts_touched, load_imbalance, load_variation, normal_quantile
 from moecost.footprint import all_parameters, trained_elements
 from moecost.job import Job
 from moecost.lengths import mean_cut_length
@@ -84,6 +85,8 @@ def estimate_job(job: Job) -> Estimate:
         if job.on_oom == "raise":
             raise DoesNotFitError(_why_not(resolved, memory, batch, largest))
         notes.append("does not fit: every figure is computed as if it did")
+    elif (note := _how_sure(resolved, memory)) is not None:
+        notes.append(note)
     accumulation = _accumulation(resolved, batch)
     times = epoch(resolved, batch, accumulation)
     step = step_times(resolved.workload, times.batches, resolved.profile, resolved.coefficients)
@@ -379,6 +382,24 @@ def _sources(resolved: Resolved) -> dict[str, str]:
 def _fits_probability(memory: Memory, log_sd: float) -> float:
     """Chance that the true need lies below what the GPU has, a normal law of its logarithm."""
     return 0.5 * math.erfc(math.log(memory.device_gib / memory.usable_gib) / (max(log_sd, 1e-6) * math.sqrt(2.0)))
+
+
+SURE, TOSS_UP = 0.9, 0.8
+"""Probability at which a batch is called safe, and below which one is told of it."""
+
+
+def _how_sure(resolved: Resolved, memory: Memory) -> str | None:
+    """Where a job may well not fit: the largest batch that almost surely does."""
+    log_sd = resolved.calibration.log_sd_memory
+    probability = _fits_probability(memory, log_sd)
+    if probability >= TOSS_UP:
+        return None
+    device = resolved.workload.device
+    spared = float(device.memory_bytes) * math.exp(-float(normal_quantile(SURE)) * log_sd)
+    workload = replace(resolved.workload, device=replace(device, memory_bytes=spared))
+    safe = largest_batch(replace(resolved, workload=workload))
+    which = f"micro_batch_size={safe} is the largest that does" if safe else "not even one sequence does"
+    return f"fits with a probability of {100 * probability:.0f} %; {which} with {100 * SURE:.0f} %"
 
 
 NEW_STACK_LOG_SD: Final = 0.30
