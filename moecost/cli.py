@@ -113,6 +113,7 @@ def _option(name: str, text: str, complete: Callable[[str], list[str]] | None = 
 _JOB_FILE = typer.Argument(metavar="JOB.yaml", help="A YAML file with the fields of a job.", show_default=False)
 _MODEL = _option("--model", "Name, Hub id, spec or config.json.", _names("models"))
 _GPU = _option("--gpu", "Name, alias or cloud instance type.", _names("gpus"))
+_NUM_GPUS = _option("--num-gpus", "All GPUs of the run.", metavar="INTEGER")
 _DATASET = _option("--dataset", "Name, or file of lengths.", _names("datasets"))
 _LENGTH = _option("--sequence-length", "Longest sequence, in tokens.", metavar="INTEGER")
 _METHOD = _option("--method", "full, lora, qlora or dora.", _words("full", "lora", "qlora", "dora"))
@@ -128,7 +129,9 @@ _QUERIES = _option("--num-queries", "Training queries an epoch.", metavar="INTEG
 _BATCH = _option("--micro-batch-size", "Sequences a GPU a pass; the largest that fits.", metavar="INTEGER")
 _ACCUMULATION = _option("--gradient-accumulation-steps", "Micro-batches a step.", metavar="INTEGER")
 _CHECKPOINTING = _option("--gradient-checkpointing", "none, selective or full.", _words("none", "selective", "full"))
+_ZERO = _option("--zero-stage", "What is sharded over GPUs, 0 to 3; FSDP is 3.", _words("0", "1", "2", "3"), "INTEGER")
 _SOFTWARE = _option("--software", "Training stack; `moecost software` lists them.", _names("software_profiles"))
+_COEFFICIENTS = _option("--calibration", "Name, or file that `moecost fit` wrote.")
 _PRICE = _option("--price", "$/GPU-hour, or a provider.", metavar="NUMBER|NAME")
 _MARKET = _option("--market", "on_demand, spot or reserved.", _words("on_demand", "spot", "reserved"))
 _ON_OOM = _option("--on-oom", "raise, or report figures all the same.", _words("raise", "report"))
@@ -141,6 +144,7 @@ def estimate(
     job: Annotated[Path | None, _JOB_FILE] = None,
     model: Annotated[str | None, _MODEL] = None,
     gpu: Annotated[str | None, _GPU] = None,
+    num_gpus: Annotated[int | None, _NUM_GPUS] = None,
     dataset: Annotated[str | None, _DATASET] = None,
     sequence_length: Annotated[int | None, _LENGTH] = None,
     method: Annotated[str | None, _METHOD] = None,
@@ -151,7 +155,9 @@ def estimate(
     micro_batch_size: Annotated[int | None, _BATCH] = None,
     gradient_accumulation_steps: Annotated[int | None, _ACCUMULATION] = None,
     gradient_checkpointing: Annotated[str | None, _CHECKPOINTING] = None,
+    zero_stage: Annotated[int | None, _ZERO] = None,
     software: Annotated[str | None, _SOFTWARE] = None,
+    calibration: Annotated[str | None, _COEFFICIENTS] = None,
     price: Annotated[str | None, _PRICE] = None,
     market: Annotated[str | None, _MARKET] = None,
     on_oom: Annotated[str | None, _ON_OOM] = None,

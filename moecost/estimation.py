@@ -5,19 +5,21 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from moecost import cost
+from moecost.advice import largest_batch, remedies
 from moecost.calibration import Calibration
 from moecost.errors import DoesNotFitError, InvalidInputError, OutOfRangeWarning
-from moecost.experts import binomial_variation, experts_touched, load_imbalance, load_variation
+from moecost.experts import binomial_variation, experts_touched, load_imbalance, load_variation, normal_quantile
 from moecost.footprint import all_parameters, trained_elements
 from moecost.job import Job
 from moecost.lengths import mean_cut_length
-from moecost.memory import MOMENTS, load_bytes, max_micro_batch_size, peak
+from moecost.memory import MOMENTS, load_bytes, peak
 from moecost.resolution import Epoch, Resolved, epoch, price, resolve
 from moecost.results import (
     Bound,
@@ -83,18 +85,14 @@ def estimate_job(job: Job) -> Estimate:
         if job.on_oom == "raise":
             raise DoesNotFitError(_why_not(resolved, memory, batch, largest))
         notes.append("does not fit: every figure is computed as if it did")
+    elif (note := _how_sure(resolved, memory)) is not None:
+        notes.append(note)
     accumulation = _accumulation(resolved, batch)
     times = epoch(resolved, batch, accumulation)
     step = step_times(resolved.workload, times.batches, resolved.profile, resolved.coefficients)
     beyond = _beyond_the_evidence(resolved, batch, notes)
     usd, quote = price(job, resolved.gpu, notes)
     return _estimate(resolved, times, step, memory, fits, largest, batch, accumulation, usd, quote, notes, beyond)
-
-
-def largest_batch(resolved: Resolved) -> int:
-    """The largest micro-batch that fits; 0 where not even one sequence does."""
-    habits, longest = resolved.profile.memory, float(resolved.worst_length)
-    return int(max_micro_batch_size(resolved.workload, habits, padded_length=longest))
 
 
 def choose_batch(resolved: Resolved, notes: list[str]) -> tuple[int, int]:
@@ -181,26 +179,13 @@ def _why_not(resolved: Resolved, memory: Memory, batch: int, largest: int) -> st
         f"{resolved.worst_length} tokens, the {resolved.gpu.marketing_name} has {memory.usable_gib:.1f}; the largest "
         f"part is {part}, {most:.1f} GiB."
     )
-    if largest >= 1:
-        return f"{text} Use micro_batch_size={largest} or less."
-    tries = []
-    recompute = resolved.workload.recipe.recompute
-    if part in ("activations", "logits") and not recompute:
-        tries.append("gradient_checkpointing='full'")
-    if part in ("activations", "logits"):
-        tries.append("a shorter sequence_length")
-    if job.method == "full":
-        tries.append("method='lora' or 'qlora'")
-    elif part == "weights" and not any(u.quantized for _, u in resolved.workload.uses()):
-        tries.append("method='qlora'")
-    if job.method == "full" and job.optimizer == "adamw":
-        tries.append("optimizer='adamw8bit'")
-    if job.adapts and memory.adapters_gib + memory.optimizer_gib > 0.05 * memory.usable_gib:
-        tries.append("a smaller lora_rank")
-    if job.num_gpus > 1 and resolved.workload.layout.zero_stage < 3:
-        tries.append("zero_stage=3")
-    tries.append("a GPU with more memory")
-    return f"{text} Not even one sequence fits: try {', '.join(tries)}; on_oom='report' shows all figures."
+    tries = ", ".join(str(remedy) for remedy in remedies(resolved, more_than=largest))
+    if largest:
+        open_ = "" if job.micro_batch_size else " (leave gradient_accumulation_steps out)"
+        return f"{text} Use micro_batch_size={largest} or less{open_}{f'; {tries}' if tries else ''}."
+    if not tries:
+        return f"{text} Not even one sequence fits, whatever is tried: use a GPU with more memory."
+    return f"{text} Not even one sequence fits. Try one of: {tries}; on_oom='report' shows all figures."
 
 
 # ------------------------------------------------------------------------------------------------ the result
@@ -397,6 +382,24 @@ def _sources(resolved: Resolved) -> dict[str, str]:
 def _fits_probability(memory: Memory, log_sd: float) -> float:
     """Chance that the true need lies below what the GPU has, a normal law of its logarithm."""
     return 0.5 * math.erfc(math.log(memory.device_gib / memory.usable_gib) / (max(log_sd, 1e-6) * math.sqrt(2.0)))
+
+
+SURE, TOSS_UP = 0.9, 0.8
+"""Probability at which a batch is called safe, and below which one is told of it."""
+
+
+def _how_sure(resolved: Resolved, memory: Memory) -> str | None:
+    """Where a job may well not fit: the largest batch that almost surely does."""
+    log_sd = resolved.calibration.log_sd_memory
+    probability = _fits_probability(memory, log_sd)
+    if probability >= TOSS_UP:
+        return None
+    device = resolved.workload.device
+    spared = float(device.memory_bytes) * math.exp(-float(normal_quantile(SURE)) * log_sd)
+    workload = replace(resolved.workload, device=replace(device, memory_bytes=spared))
+    safe = largest_batch(replace(resolved, workload=workload))
+    which = f"micro_batch_size={safe} is the largest that does" if safe else "not even one sequence does"
+    return f"fits with a probability of {100 * probability:.0f} %; {which} with {100 * SURE:.0f} %"
 
 
 NEW_STACK_LOG_SD: Final = 0.30

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, Self
+from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
@@ -92,6 +93,45 @@ Target = Annotated[str, Field(min_length=1, max_length=500)]
 Degree = Annotated[int, BeforeValidator(_whole), Field(ge=1, le=2**20)]
 
 
+_ELSEWHERE: Final = {
+    "use zero_stage=3 (2 for gradients and optimizer alone)": "fsdp fsdp2 sharding_strategy",
+    "use zero_stage=0..3, and offload": "deepspeed zero zero_optimization",
+    "use offload='optimizer' or 'parameters'": "cpu_offload fsdp_offload_params offload_optimizer offload_params",
+    "use num_gpus: data parallel is what the other kinds leave of them":
+        "ddp data_parallel data_parallel_size world_size nproc_per_node gpu_count dp",
+    "use fused_kernels='liger'": "liger use_liger use_liger_kernel enable_liger_kernel",
+    "use compute_dtype, and weight_dtype for how weights are held":
+        "bf16 fp16 tf32 fp8 dtype torch_dtype mixed_precision precision",
+    "use method='qlora', or weight_dtype": "load_in_4bit quantization quantization_bit bits",
+    "use weight_dtype='int8'": "load_in_8bit",
+    "use method='lora', lora_rank and lora_targets": "lora peft adapter use_lora use_peft finetuning_type",
+    "use micro_batch_size": "batch_size bs per_device_train_batch_size train_micro_batch_size_per_gpu",
+    "use global_batch_size": "train_batch_size effective_batch_size total_batch_size",
+    "use gradient_accumulation_steps": "grad_accum gradient_accumulation accumulate_grad_batches",
+    "use epochs": "num_train_epochs num_epochs n_epochs",
+    "use epochs and num_queries": "max_steps train_steps steps",
+    "use sequence_length":
+        "max_seq_length max_seq_len max_length cutoff_len seq_len context_length block_size model_max_length",
+    "use padding='packed'": "packing sample_packing packed",
+    "use lora_rank": "r rank lora_r",
+    "use lora_targets": "target_modules lora_target lora_target_modules",
+    "use attention": "flash_attn flash_attention use_flash_attention_2 attn_implementation",
+    "use gradient_checkpointing": "activation_checkpointing checkpointing recompute gradient_checkpoint",
+    "use compile": "torch_compile compiled",
+    "use tensor_parallel_size": "tp tensor_parallel tp_size",
+    "use pipeline_parallel_size": "pp pipeline_parallel pp_size",
+    "use expert_parallel_size": "ep expert_parallel ep_size",
+    "use context_parallel_size": "cp context_parallel cp_size",
+    "use num_experts_per_tok": "top_k topk",
+    "use optimizer": "optim optimizer_name",
+    "use model": "model_name model_name_or_path model_id base_model",
+    "use software": "framework stack trainer backend",
+    "leave it out: it changes neither time nor memory":
+        "lr learning_rate warmup_steps weight_decay seed lora_alpha lora_dropout",
+}  # fmt: skip
+"""What to write here for the names that other tools give a field. Names close to ours need no entry."""
+
+
 class Job(Checked):
     """A fine-tuning run. In every field None means: the software profile's habit.
 
@@ -101,6 +141,11 @@ class Job(Checked):
     >>> Job(model="mixtral-8x7b", gpu="a40", sequence_length=512).method
     'full'
     """
+
+    NAMES_ELSEWHERE: ClassVar[Mapping[str, str]] = {
+        name: what for what, names in _ELSEWHERE.items() for name in names.split()
+    }
+    """What to do about a field that bears another tool's name."""
 
     model_config = ConfigDict(
         frozen=True,
@@ -221,6 +266,7 @@ class Job(Checked):
                 f"method='qlora' holds quantized weights, weight_dtype={self.weight_dtype!r} is not; "
                 "use method='lora', or leave weight_dtype out (nf4-dq)"
             )
+        self._adapters_have_a_method()
         if self.padding == "longest" and self.dataset is None:
             raise ValueError("padding='longest' needs a dataset to know the lengths; give one, or padding='max_length'")
         if self.dataset is None and self.sequence_length is None:
@@ -238,3 +284,20 @@ class Job(Checked):
                 f"use {max(g // (b * ranks), 1) * b * ranks} or another micro_batch_size"
             )
         return self
+
+    def _adapters_have_a_method(self) -> None:
+        """Adapter fields beside full tuning are a slip: a method left out, or one forgotten."""
+        for name in ("lora_rank", "lora_targets"):
+            value = getattr(self, name)
+            if self.adapts or name not in self.model_fields_set:
+                continue
+            if "method" not in self.model_fields_set:
+                raise ValueError(f"{name}={_shown(value)} is given without a method; add method='lora' (or 'qlora')")
+            if value != type(self).model_fields[name].default:  # a job read back says its defaults
+                raise ValueError(
+                    f"{name}={_shown(value)} has no meaning with method='full'; leave it out, or use method='lora'"
+                )
+
+
+def _shown(value: Any) -> str:
+    return f"{list(value) if isinstance(value, tuple) else value}"[:80]

@@ -66,6 +66,17 @@ def percent(share: float) -> str:
     return f"{significant(100 * share)} %"
 
 
+def chance(probability: float) -> str:
+    """A probability in whole percent, never certain.
+
+    >>> chance(0.572), chance(0.9999), chance(0.001)
+    ('57 %', '>99 %', '<1 %')
+    """
+    if 0.01 <= probability <= 0.99:
+        return f"{100 * probability:.0f} %"
+    return ">99 %" if probability > 0.5 else "<1 %"
+
+
 def dollars(value: float) -> str:
     return NOT_KNOWN if math.isnan(value) else f"${significant(value)}"
 
@@ -145,7 +156,14 @@ def _answers(e: Estimate) -> Section:
     need = f"{significant(m.device_gib)} of {significant(m.usable_gib)} GiB"
     tokens = f"{significant(e.tokens_per_second)} tokens/s, {significant(e.padded_tokens_per_second)} with padding"
     rows = (
-        Row("fits", ("yes" if e.fits else "NO", _spread(e, "memory.device_gib", "GiB"), need)),
+        Row(
+            "fits",
+            (
+                f"{'yes' if e.fits else 'NO'} ({chance(e.fits_probability)})",
+                _spread(e, "memory.device_gib", "GiB"),
+                need,
+            ),
+        ),
         Row("largest batch", (f"{e.max_micro_batch_size:,}", "", "sequences a GPU a pass")),
         Row("queries/s", (significant(e.queries_per_second), _spread(e, "queries_per_second"), tokens)),
         Row("hours", (significant(e.hours), _spread(e, "hours"), _run(e))),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -23,6 +24,8 @@ from moecost.storage import COMPUTE_BYTES, OPTIMIZERS, WEIGHT_FORMATS
 from moecost.workload import Attention, Batches, Device, Layout, Recipe, Workload
 
 DEFAULT_QUERIES: Final = 1000
+SLIP: Final = 0.8
+"""Likeness at which an unknown name is taken for a slip of the pen, not for kernels that moecost does not know."""
 
 
 @dataclass(frozen=True)
@@ -279,6 +282,9 @@ def _profile(job: Job, model: ModelSpec, notes: list[str]) -> SoftwareProfile:
     if job.cuda_graphs not in (None, "none"):
         kernels.append("cuda-graphs")
     unknown = [k for k in kernels if k not in stack.fused]
+    for kernel in unknown:
+        if near := difflib.get_close_matches(kernel.lower(), stack.fused, cutoff=SLIP):
+            raise InvalidInputError(f"fused_kernels={kernel!r:.80}: did you mean {near[0]!r}?")
     if unknown:
         notes.append(f"fused_kernels {', '.join(unknown)} are not known to {stack.name} and change nothing")
     return stack.for_run(model.model_type, (*(["compile"] if job.compile else []), *kernels))

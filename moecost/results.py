@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, computed_field, model_validator
 
 from moecost.errors import InvalidInputError, close_matches
 from moecost.specs import PriceQuote
@@ -177,6 +177,19 @@ class Estimate(_Result):
     """Spread of log(measured / predicted) time of runs like this one."""
     log_sd_memory: float = Field(repr=False)
 
+    @computed_field(repr=False)  # type: ignore[prop-decorator]
+    @property
+    def intervals(self) -> dict[str, tuple[float, float] | None]:
+        """The 80 % `interval` of the main figures, for readers of JSON; None where no price is known."""
+        found = {name: self.interval(name) for name in _SHOWN}
+        return {name: None if math.isnan(low) else (low, high) for name, (low, high) in found.items()}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_intervals(cls, fields: Any) -> Any:
+        """What was written is read back; intervals follow from the rest."""
+        return {k: v for k, v in fields.items() if k != "intervals"} if isinstance(fields, dict) else fields
+
     def interval(self, field: str, level: float = 0.8) -> tuple[float, float]:
         """(low, high) between which a measured value lies with probability `level`.
 
@@ -217,6 +230,7 @@ class Estimate(_Result):
         return as_html(self)
 
 
+_SHOWN: Final = ("queries_per_second", "hours", "cost_usd", "memory.device_gib")
 _TIME_FIELDS: Final = frozenset(
     {"queries_per_second", "tokens_per_second", "padded_tokens_per_second", "step.seconds", "hours", "gpu_hours",
      "cost_usd", "mfu", "hfu"}

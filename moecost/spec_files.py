@@ -168,6 +168,10 @@ def explain(error: ValidationError, cls: type[BaseModel] | None = None) -> str:
         if e["type"] == "missing":
             lines.append(f"{field} is missing")
         elif e["type"] == "extra_forbidden":
+            elsewhere: Mapping[str, str] = getattr(cls, "NAMES_ELSEWHERE", {})
+            if hint := elsewhere.get(field.lower().replace("-", "_")):
+                lines.append(f"{field} is not a field; {hint}")
+                continue
             near = close_matches(field, cls.model_fields) if cls else []
             lines.append(f"{field} is not a field" + (f"; did you mean {' or '.join(near)}?" if near else ""))
         elif e["type"] == "value_error":

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 import moecost
 from moecost import Calibration, Estimate, GPUSpec, Job, MeasuredRun, ModelSpec, PriceQuote, estimate
+from moecost.advice import remedies
 from moecost.errors import (
     DoesNotFitError,
     InvalidInputError,
@@ -21,6 +22,7 @@ from moecost.errors import (
     NoPriceError,
     UnknownNameError,
 )
+from moecost.resolution import resolve
 
 pytestmark = pytest.mark.filterwarnings("ignore::moecost.errors.OutOfRangeWarning")
 
@@ -306,6 +308,53 @@ def test_the_global_batch_is_what_was_asked_for_or_refused(fields: dict[str, int
         assert re.search("batch|GiB", str(e))
 
 
+@pytest.mark.parametrize("field", [{"lora_rank": 16}, {"lora_rank": 8}, {"lora_targets": "attention"}], ids=str)
+def test_adapters_without_a_method_are_asked_for_one(field: dict[str, Any]) -> None:
+    with pytest.raises(InvalidInputError, match=f"{next(iter(field))}.*add method='lora'"):
+        Job(model="llama-3.1-8b", gpu="a40", sequence_length=512, **field)
+
+
+@pytest.mark.parametrize("field", [{"lora_rank": 8}, {"lora_targets": ["q_proj", "v_proj"]}], ids=str)
+def test_adapters_beside_full_tuning_are_refused(field: dict[str, Any]) -> None:
+    assert "method='full'" in refusal(InvalidInputError, method="full", **field)
+
+
+def test_a_job_of_full_tuning_can_be_read_back() -> None:
+    job = Job(**BASE | {"method": "full"})
+    assert Job(**dict(job)) == job
+    assert Job.model_validate_json(job.model_dump_json()) == job
+
+
+def test_a_slip_in_the_kernels_is_refused_and_unknown_kernels_are_noted() -> None:
+    assert "did you mean 'liger'" in refusal(InvalidInputError, fused_kernels="ligr")
+    assert "did you mean 'chunked-ce'" in refusal(InvalidInputError, fused_kernels="liger; chunked_ce")
+    notes = estimate(Job(**BASE, fused_kernels="liger;transformer-engine")).notes
+    assert any("transformer-engine are not known" in note for note in notes)
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("fsdp", "zero_stage=3"), ("deepspeed", "zero_stage"), ("liger", "fused_kernels='liger'"),
+        ("bf16", "compute_dtype"), ("fp16", "compute_dtype"), ("batch_size", "micro_batch_size"),
+        ("per_device_train_batch_size", "micro_batch_size"), ("num_train_epochs", "epochs"),
+        ("load_in_4bit", "method='qlora'"), ("max_seq_length", "sequence_length"), ("packing", "padding='packed'"),
+        ("learning_rate", "neither time nor memory"), ("Torch-Dtype", "compute_dtype"), ("tp", "tensor_parallel_size"),
+    ],
+)  # fmt: skip
+def test_names_of_other_tools_lead_to_ours(name: str, hint: str) -> None:
+    text = refusal(InvalidInputError, **{name: 1})
+    assert f"{name} is not a field; " in text
+    assert hint in text
+
+
+def test_hints_name_fields_that_are_there() -> None:
+    for name, hint in Job.NAMES_ELSEWHERE.items():
+        assert name not in Job.model_fields
+        field = re.match(r"use (\w+)", hint)
+        assert hint.startswith("leave it out") or (field and field[1] in Job.model_fields), hint
+
+
 # ------------------------------------------------------------------------------------------------ does not fit
 
 
@@ -324,6 +373,55 @@ def test_a_batch_that_does_not_fit_says_which_does() -> None:
     best = int(found[1])
     assert estimate(Job(**BASE, micro_batch_size=best)).fits
     refusal(DoesNotFitError, micro_batch_size=best + 1)
+
+
+@pytest.mark.parametrize(
+    ("fields", "remedy"),
+    [
+        ({"model": "mixtral-8x7b", "gpu": "a100-40gb-pcie", "method": "qlora"}, {"gradient_checkpointing": "full"}),
+        ({"model": "llama-3.1-8b", "gpu": "rtx-4090", "method": "lora"}, {"gradient_checkpointing": "full"}),
+        ({"model": "llama-3.1-8b", "gpu": "a40"}, {"method": "lora"}),
+        ({"model": "llama-3.1-8b", "gpu": "t4", "method": "lora", "micro_batch_size": 64},
+         {"gradient_checkpointing": "full", "method": "qlora"}),
+        ({"model": "llama-3.1-8b", "gpu": "a100", "method": "lora", "micro_batch_size": 64},
+         {"gradient_checkpointing": "full"}),
+        ({"model": "llama-3.1-8b", "gpu": "a100", "method": "lora", "sequence_length": 4096,
+          "gradient_checkpointing": "full", "num_gpus": 2, "zero_stage": 0, "lora_rank": 512}, {"zero_stage": 3}),
+        ({"model": "llama-3.1-8b", "gpu": "a100", "method": "lora", "lora_rank": 4096}, {"lora_rank": 64}),
+        ({"model": "deepseek-v3", "gpu": "h100", "method": "qlora"},
+         {"gradient_checkpointing": "full", "num_gpus": 8, "zero_stage": 3}),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_the_advice_says_fits_does(fields: dict[str, Any], remedy: dict[str, Any]) -> None:
+    job = {"sequence_length": 1024} | fields
+    with pytest.raises(DoesNotFitError) as caught:
+        estimate(Job(**job))
+    said = " and ".join(f"{name}={value!r}" for name, value in remedy.items())
+    found = re.search(rf"[,;:] {said} fits (\d+)", str(caught.value))
+    assert found, str(caught.value)
+    assert estimate(Job(**job | {"micro_batch_size": None} | remedy)).max_micro_batch_size == int(found[1])
+
+
+def test_advice_that_adds_to_other_advice_fits_more() -> None:
+    job = Job(model="mixtral-8x7b", gpu="a100-40gb-pcie", method="qlora", sequence_length=1024)
+    found = remedies(resolve(job))
+    assert 1 <= len(found) <= 3
+    for i, remedy in enumerate(found):
+        for other in found[:i]:
+            assert not other.changes.items() <= remedy.changes.items() or remedy.batch > other.batch
+
+
+def test_a_batch_that_two_fields_ask_for_can_be_left_open() -> None:
+    job = {"model": "llama-3.1-8b", "gpu": "a40", "method": "lora", "sequence_length": 1024, "global_batch_size": 64}
+    with pytest.raises(DoesNotFitError, match="leave gradient_accumulation_steps out"):
+        estimate(Job(**job, gradient_accumulation_steps=1))
+    assert estimate(Job(**job)).fits
+
+
+def test_no_advice_where_none_helps() -> None:
+    with pytest.raises(DoesNotFitError, match="use a GPU with more memory"):
+        estimate("deepseek-v3", "t4", method="qlora", sequence_length=1024)
 
 
 def test_a_report_of_what_does_not_fit() -> None:

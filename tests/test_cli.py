@@ -75,6 +75,18 @@ def test_json_equals_the_library(job_file: Path) -> None:
         assert json.loads(out) == expected
 
 
+def test_json_holds_the_intervals_and_null_for_what_is_not_known() -> None:
+    found = json.loads(run("estimate", *PAPER_OPTIONS, "--json")[1])
+    e = moecost.estimate(**PAPER)
+    assert set(found["intervals"]) == {"queries_per_second", "hours", "cost_usd", "memory.device_gib"}
+    for field, interval in found["intervals"].items():
+        assert tuple(interval) == e.interval(field, 0.8)
+    unpriced = e.model_copy(update={"cost_usd": float("nan")})
+    text = unpriced.model_dump_json()
+    assert json.loads(text)["intervals"]["cost_usd"] is json.loads(text)["cost_usd"] is None
+    assert moecost.Estimate.model_validate_json(text).hours == e.hours
+
+
 def test_the_table_is_the_printed_estimate() -> None:
     status, out, err = run("estimate", *PAPER_OPTIONS)
     assert status == 0
@@ -111,11 +123,15 @@ def test_every_option_reaches_the_job() -> None:
             price=1.0,
             on_oom="report",
             optimizer="sgd",
+            num_gpus=4,
+            zero_stage=2,
+            calibration="public-2026",
         )
     )
     options = (
         "--method lora --lora-rank 8 --lora-targets q_proj,v_proj --epochs 1.5 --num-queries 100 --micro-batch-size 2 "
-        "--gradient-accumulation-steps 4 --gradient-checkpointing true --price 1 --on-oom report --set optimizer=sgd"
+        "--gradient-accumulation-steps 4 --gradient-checkpointing true --price 1 --on-oom report --set optimizer=sgd "
+        "--num-gpus 4 --zero-stage 2 --calibration public-2026"
     )
     status, out, err = run("estimate", *TINY, *options.split(), "--json")
     assert (status, err) == (0, "")

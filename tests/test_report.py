@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 
-from moecost import Estimate, PriceQuote, estimate
+from moecost import Estimate, GPUSpec, PriceQuote, estimate
 from moecost.report import (
     COLOURS,
     MIN_WIDTH,
     WIDTH,
     as_html,
     as_text,
+    chance,
     counted,
     dollars,
     percent,
@@ -298,3 +299,38 @@ def test_colours_are_told_apart_by_section() -> None:
     parts = ["weights", "adapters", "gradients", "optimizer", "activations", "logits", "buffers", "framework context"]
     for names in (layers, parts, ["forward", "backward", "optimizer"]):
         assert len({COLOURS[name] for name in names}) == len(names)
+
+
+TOSS_UP: dict[str, Any] = {"model": "mistral-7b", "method": "qlora", "sequence_length": 1024, "price": 1.0}
+
+
+def with_little_to_spare(batch: int) -> GPUSpec:
+    """An A40 whose memory is 1 % more than what a batch needs."""
+    a40 = GPUSpec.load("a40")
+    need = estimate(**TOSS_UP, gpu="h200", micro_batch_size=batch, on_oom="report").memory.device_gib
+    return a40.model_copy(update={"memory_usable_gib": 1.01 * need})
+
+
+def test_a_toss_up_says_so_and_names_the_batch_that_is_safe() -> None:
+    gpu = with_little_to_spare(16)
+    e = estimate(**TOSS_UP, gpu=gpu)
+    assert e.max_micro_batch_size == 16
+    assert 0.5 < e.fits_probability < 0.8
+    assert f"yes ({100 * e.fits_probability:.0f} %)" in line_of(str(e), "fits")
+    (note,) = [n for n in e.notes if n.startswith("fits with")]
+    found = re.search(r"micro_batch_size=(\d+) is the largest that does with 90 %", note)
+    assert found
+    safe = int(found[1])
+    surely = estimate(**TOSS_UP, gpu=gpu, micro_batch_size=safe)
+    assert surely.fits_probability >= 0.9
+    assert not any(n.startswith("fits with") for n in surely.notes)
+    assert estimate(**TOSS_UP, gpu=gpu, micro_batch_size=safe + 1).fits_probability < 0.9
+
+
+def test_a_toss_up_with_no_safe_batch() -> None:
+    e = estimate(**TOSS_UP, gpu=with_little_to_spare(1))
+    assert any("not even one sequence does with 90 %" in note for note in e.notes)
+
+
+def test_chances_are_never_certain() -> None:
+    assert [chance(p) for p in (0.0, 0.004, 0.5, 0.991, 1.0)] == ["<1 %", "<1 %", "50 %", ">99 %", ">99 %"]
