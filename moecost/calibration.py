@@ -59,6 +59,8 @@ class Calibration(Checked):
         default={}, description="factor on the step's time by software profile, shrunk to 1"
     )
     num_runs: int = 0
+    base: str = Field(default="", description="the calibration that the fit started from; empty: priors")
+    base_error: Share | None = Field(default=None, description="of that calibration, on the runs of the fit")
     in_sample_error: Share | None = None
     cross_validated_error: Share | None = None
     cross_validated_by: str = ""
@@ -123,6 +125,33 @@ class Calibration(Checked):
         """The same with some coefficients replaced."""
         new = {k: c.model_copy(update={"value": values[k]}) if k in values else c for k, c in self.coefficients.items()}
         return self.model_copy(update={"coefficients": new})
+
+    def summary(self) -> str:
+        """What it was fitted on, how far off it was before and after, and what the runs have moved."""
+        runs = f"{self.num_runs} run{'' if self.num_runs == 1 else 's'} of {self.software}"
+        errors = [f"{100 * e:.1f} % {what}" for e, what in (
+            (self.base_error, f"with {self.base}"), (self.in_sample_error, "after the fit"),
+            (self.cross_validated_error, "where left out")) if e is not None]  # fmt: skip
+        moved = [f"{name} = {self._number(name):.3g} (spread {100 * row[name] ** 0.5:.0f} %)"
+                 for name, row in self.covariance.items()]  # fmt: skip
+        lines = [f"{self.name}: {runs}", f"mean error: {', '.join(errors) or 'not known'}"]
+        return "\n".join([*lines, f"fitted: {', '.join(moved) or 'nothing'}"])
+
+    def _number(self, name: str) -> float:
+        """Of a name in `covariance`: a coefficient, or a factor on one of a GPU architecture or a stack."""
+        what, _, where = name.partition(" of ")
+        if not where:
+            return self.coefficients[what].value
+        return self.software_factors[where] if what == "time" else self.hardware_factors[what][where]
+
+    def __str__(self) -> str:
+        return self.summary()
+
+    def __repr__(self) -> str:
+        error = "None" if self.in_sample_error is None else f"{self.in_sample_error:.3g}"
+        return (
+            f"Calibration({self.name!r}, software={self.software!r}, num_runs={self.num_runs}, in_sample_error={error})"
+        )
 
     def __hash__(self) -> int:
         return hash((self.name, self.software, self.date, self.data))
