@@ -227,7 +227,8 @@ def fit(
     -------
     Calibration : coefficients with their spread, covariance, errors in sample and for left-out groups, and range. From
         a `base`, a factor on the stack's time is always among what is fitted, and `evidence` and `range` include the
-        base's. Where the runs are met no better than by the base, its numbers are kept and a `FitWarning` says so.
+        base's. Where the fit meets the runs no better than the base does, be they fitted or each left out in turn, the
+        base's numbers are kept and a `FitWarning` says so.
 
     Raises
     ------
@@ -249,11 +250,8 @@ def fit(
     if start is None:
         return found
     before = _mean_error(problem.log_errors(problem.start)[0])
-    if found.in_sample_error is not None and found.in_sample_error > before:
-        text = (
-            f"{len(cases)} runs are met within {100 * before:.1f} % by {start.name!r}, "
-            f"a fit would make it {100 * found.in_sample_error:.1f} %: its numbers are kept"
-        )
+    if reason := _no_better(problem, found, before):
+        text = f"the numbers of {start.name!r} are kept: {reason}"
         warnings.warn(text, FitWarning, stacklevel=2)
         found = _calibration(problem.with_free(()), why, name, profile.name, memory)
         found = found.model_copy(update={"notes": (*found.notes, text)})
@@ -381,6 +379,20 @@ def _from_base(base: Calibration, software: str, held: Mapping[str, float | None
         out += [Parameter(coefficient, v, 0.0, hardware=h) for h, v in factors.items()]
     factor = base.software_factors.get(software, 1.0)
     return [*out, Parameter("time", factor, OWN_FACTOR_LOG_SD, f"of {base.name}", software=software)]
+
+
+def _no_better(problem: Problem, found: Calibration, before: float) -> str:
+    """Why a fit is worth less than what it started from, on its own runs or on each when left out; else empty."""
+    each, _ = left_out_errors(problem, [str(i) for i in range(len(problem.cases))])
+    errors = {
+        "fitted": found.in_sample_error or 0.0,
+        "each left out in turn": 0.0 if each is None else _mean_error(each),
+    }
+    for how, error in errors.items():
+        if error > before:
+            count = len(problem.cases)
+            return f"they meet the {count} runs within {100 * before:.1f} %, a fit {100 * error:.1f} % ({how})"
+    return ""
 
 
 def _continued(found: Calibration, base: Calibration, before: float, measured_peaks: int) -> Calibration:
