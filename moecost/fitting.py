@@ -365,7 +365,7 @@ def _base(base: str | Path | Calibration | None, profile: SoftwareProfile) -> Ca
     if base is not None:
         return base if isinstance(base, Calibration) else Calibration.load(base)
     shipped = Calibration.load(profile.calibration)
-    return shipped if shipped.software_factors else None
+    return shipped if shipped.shared else None
 
 
 def _from_base(base: Calibration, software: str, held: Mapping[str, float | None]) -> list[Parameter]:
