@@ -243,7 +243,7 @@ def fit(
     profile, held = cases[0].resolved.profile, _held(hold)
     start = _base(base, profile)
     parameters = _parameters(cases, held) if start is None else _from_base(start, profile.name, held)
-    problem, why = _identified(Problem(cases, _weights(runs), parameters))
+    problem, why = _identified(Problem(cases, _weights(runs), parameters), always=f"time of {profile.name}")
     name = name or f"{profile.name}-{date.today().isoformat()}"
     memory = memory_errors(given)
     found = _calibration(problem, why, name, profile.name, memory)
@@ -452,10 +452,11 @@ TRUST: Final = {1: 0.3, 2: 1.0, 3: 1.0}
 
 
 # ------------------------------------------------------------------------------------------------ the fit
-def _identified(problem: Problem) -> tuple[Problem, dict[str, str]]:
+def _identified(problem: Problem, always: str = "") -> tuple[Problem, dict[str, str]]:
     """(the problem with what the runs can determine set free, why the others are held).
 
-    Weakest first, parameters are held until the runs shrink the prior spread of each one that is left.
+    Weakest first, parameters are held until the runs shrink the prior spread of each one that is left; `always` names
+    one that stays free.
     """
     why = {p.name: p.why for p in problem.parameters}
     problem = problem.with_free([i for i, p in enumerate(problem.parameters) if p.log_sd > 0])
@@ -463,13 +464,15 @@ def _identified(problem: Problem) -> tuple[Problem, dict[str, str]]:
         return problem, why
     _, jacobian = problem.differences(problem.start)
     keep, spread = list(range(len(problem.free))), problem.spread
+    names = [problem.parameters[i].name for i in problem.free]
     while keep:
         information = jacobian[:, keep].T @ jacobian[:, keep] + np.diag(spread[keep] ** -2.0)
         shrunk = np.sqrt(np.diag(np.linalg.inv(information))) / spread[keep]
+        shrunk[[names[k] == always for k in keep]] = 0.0
         worst = int(np.argmax(shrunk))
         if shrunk[worst] <= IDENTIFIED:
             break
-        name = problem.parameters[problem.free[keep.pop(worst)]].name
+        name = names[keep.pop(worst)]
         why[name] = f"{why[name]}; these runs cannot tell it apart (spread {100 * shrunk[worst]:.0f} % of the prior's)"
     return problem.with_free([problem.free[k] for k in keep]), why
 
