@@ -58,6 +58,10 @@ class FitError(MoECostError):
     """The measurements cannot determine the coefficients that were asked for."""
 
 
+class FitWarning(UserWarning):
+    """A fit does no better than what it started from."""
+
+
 class OutOfRangeWarning(UserWarning):
     """A fitted law is used outside the range of the data it was fitted to."""
 

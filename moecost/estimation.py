@@ -402,26 +402,23 @@ def _how_sure(resolved: Resolved, memory: Memory) -> str | None:
     return f"fits with a probability of {100 * probability:.0f} %; {which} with {100 * SURE:.0f} %"
 
 
-NEW_STACK_LOG_SD: Final = 0.30
-NEW_ARCHITECTURE_LOG_SD: Final = 0.15
-NEW_METHOD_LOG_SD: Final = 0.10
 OUT_OF_RANGE_LOG_SD: Final = 0.15
-"""What a stack, GPU or recipe that no run was seen of adds to the spread of a step's time. A public source left out
-of a fit is met within 27 % in the median (a spread of 0.35); the others are judgement."""
+"""What a job far outside of the runs of a calibration adds to the spread of its time: a judgement."""
 
 
 def _beyond_the_evidence(resolved: Resolved, batch: int, notes: list[str]) -> float:
     """Spread that this job adds to the calibration's own, with a note for each reason."""
-    calibration, added = resolved.calibration, 0.0
-    seen = calibration.evidence
-    for kind, value, log_sd in (
-        ("software", resolved.profile.name, NEW_STACK_LOG_SD),
-        ("architecture", resolved.gpu.architecture, NEW_ARCHITECTURE_LOG_SD),
-        ("method", resolved.job.method, NEW_METHOD_LOG_SD),
-    ):
-        if seen.get(kind) and value not in seen[kind]:
+    calibration = resolved.calibration
+    kinds = {
+        "software": resolved.profile.name,
+        "architecture": resolved.gpu.architecture,
+        "method": resolved.job.method,
+    }
+    for kind, value in kinds.items():
+        seen = calibration.evidence.get(kind)
+        if seen and value not in seen:
             notes.append(f"calibration {calibration.name!r} has seen no run with {kind} {value}: intervals are wider")
-            added = math.hypot(added, log_sd)
+    added = calibration.log_sd_of_thin_evidence(kinds)
     if _check_range(calibration, resolved, batch, notes):
         added = math.hypot(added, OUT_OF_RANGE_LOG_SD)
     return added

@@ -9,7 +9,9 @@ their plausible range, each held to its prior by the prior's spread; a soft-L1 l
 A coefficient that the runs cannot tell from its prior (its spread would shrink by less than half) is held at the prior
 and says so. Errors are reported in sample and for left-out groups of runs.
 
-`fit` serves one stack. `fit_stacks` serves many at once: the coefficients are shared, each stack has one factor on its
+`fit` serves one stack. It starts from the calibration that the stack's estimates already use: its values are the
+priors, its spreads theirs, and one factor on the time, shrunk to that of the stack, takes what a machine has of its
+own. `fit_stacks` serves many at once: the coefficients are shared, each stack has one factor on its
 time, shrunk to 1, and some coefficients a factor by GPU architecture: what is known of one stack serves the next.
 """
 
@@ -18,9 +20,11 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import math
+import warnings
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -29,7 +33,7 @@ from numpy.typing import NDArray
 from moecost import cost
 from moecost.calibration import Calibration, Coefficient
 from moecost.coefficients import COEFFICIENT_NAMES, PLAUSIBLE, Coefficients, hardware_key, slowed
-from moecost.errors import FitError, MoECostError, close_matches
+from moecost.errors import FitError, FitWarning, MoECostError, close_matches
 from moecost.estimation import choose_batch, estimate_job, saved_bytes
 from moecost.measurements import SPEED_FIELDS, MeasuredRun
 from moecost.resolution import Epoch, Resolved, epoch, resolve
@@ -49,6 +53,11 @@ STEP: Final = 0.02
 """Step of finite differences in the logarithm: wide enough to average over waves of tiles."""
 FACTOR_LOG_SD: Final = 0.20
 """Prior spread of a stack's factor on its time, and of an architecture's factor on a coefficient."""
+
+OWN_FACTOR_LOG_SD: Final = 0.30
+"""Prior spread of the factor that a user's own runs have on their stack's time: their machine, versions and data."""
+PRIORS: Final = "priors"
+"""`base` of a fit that starts from what the profile expects before any run is seen."""
 
 HARDWARE_FACTORS: Final[dict[str, dict[str, float]]] = {
     "gemm_efficiency": {
@@ -200,6 +209,7 @@ def fit(
     hold: Mapping[str, float] | Collection[str] = (),
     *,
     name: str | None = None,
+    base: str | Path | Calibration | None = None,
 ) -> Calibration:
     """Coefficients of the step of one stack, from its measured runs.
 
@@ -207,12 +217,18 @@ def fit(
     ----------
     runs : with a measured speed (`step_seconds`, `queries_per_second`, `tokens_per_second` or `run_hours`).
     software : the profile they are fitted for; None: the one their jobs name.
-    hold : coefficients that are not fitted: names (held at the prior), or a mapping to the values to hold.
+    hold : coefficients that are not fitted: names (held where the fit starts), or a mapping to the values to hold.
     name : of the calibration; None: made of profile and date.
+    base : the calibration to start from (itself, its name or path), or `"priors"`: what the profile expects before any
+        run is seen. None: the calibration that the profile names; where that was fitted on this stack alone, its
+        priors, so that no fit starts from its own runs.
 
     Returns
     -------
-    Calibration : coefficients with their spread, covariance, errors in sample and for left-out groups, and range.
+    Calibration : coefficients with their spread, covariance, errors in sample and for left-out groups, and range. From
+        a `base`, a factor on the stack's time is always among what is fitted, and `evidence` and `range` include the
+        base's. Where the fit meets the runs no better than the base does, be they fitted or each left out in turn, the
+        base's numbers are kept and a `FitWarning` says so.
 
     Raises
     ------
@@ -224,11 +240,22 @@ def fit(
     if software is None and len(profiles) > 1:
         raise FitError(f"the runs are of several profiles ({', '.join(sorted(profiles))}); say which with software=")
     cases = [_case(run, software) for run in runs]
-    problem = Problem(cases, _weights(runs), _parameters(cases, _held(hold)))
-    problem, why = _identified(problem)
-    profile = cases[0].resolved.profile
+    profile, held = cases[0].resolved.profile, _held(hold)
+    start = _base(base, profile)
+    parameters = _parameters(cases, held) if start is None else _from_base(start, profile.name, held)
+    problem, why = _identified(Problem(cases, _weights(runs), parameters), always=f"time of {profile.name}")
     name = name or f"{profile.name}-{date.today().isoformat()}"
-    return _calibration(problem, why, name, profile.name, memory_errors(given))
+    memory = memory_errors(given)
+    found = _calibration(problem, why, name, profile.name, memory)
+    if start is None:
+        return found
+    before = _mean_error(problem.log_errors(problem.start)[0])
+    if reason := _no_better(problem, found, before):
+        text = f"the numbers of {start.name!r} are kept: {reason}"
+        warnings.warn(text, FitWarning, stacklevel=2)
+        found = _calibration(problem.with_free(()), why, name, profile.name, memory)
+        found = found.model_copy(update={"notes": (*found.notes, text)})
+    return _continued(found, start, before, len(memory))
 
 
 def fit_stacks(runs: Iterable[MeasuredRun], *, name: str, base: str = "hf-peft") -> Calibration:
@@ -331,6 +358,74 @@ def _parameters(cases: Sequence[Case], held: Mapping[str, float | None]) -> list
     return out
 
 
+def _base(base: str | Path | Calibration | None, profile: SoftwareProfile) -> Calibration | None:
+    """Where a fit starts; None: at the profile's priors."""
+    if base == PRIORS:
+        return None
+    if base is not None:
+        return base if isinstance(base, Calibration) else Calibration.load(base)
+    shipped = Calibration.load(profile.calibration)
+    return shipped if shipped.shared else None
+
+
+def _from_base(base: Calibration, software: str, held: Mapping[str, float | None]) -> list[Parameter]:
+    """The numbers of a calibration with their spreads, its architecture factors fixed, and one factor on the time."""
+    out = []
+    for n in COEFFICIENT_NAMES:
+        c, asked = base.coefficients[n], held.get(n)
+        value, log_sd = (c.value, c.log_sd) if n not in held else (c.value if asked is None else float(asked), 0.0)
+        out.append(Parameter(n, value, log_sd, "held as asked" if n in held else f"of {base.name}"))
+    for coefficient, factors in base.hardware_factors.items():
+        out += [Parameter(coefficient, v, 0.0, hardware=h) for h, v in factors.items()]
+    factor = base.software_factors.get(software, 1.0)
+    return [*out, Parameter("time", factor, OWN_FACTOR_LOG_SD, f"of {base.name}", software=software)]
+
+
+def _no_better(problem: Problem, found: Calibration, before: float) -> str:
+    """Why a fit is worth less than what it started from, on its own runs or on each when left out; else empty."""
+    each, _ = left_out_errors(problem, [str(i) for i in range(len(problem.cases))])
+    errors = {
+        "fitted": found.in_sample_error or 0.0,
+        "each left out in turn": 0.0 if each is None else _mean_error(each),
+    }
+    for how, error in errors.items():
+        if error > before:
+            count = len(problem.cases)
+            return f"they meet the {count} runs within {100 * before:.1f} %, a fit {100 * error:.1f} % ({how})"
+    return ""
+
+
+def _continued(found: Calibration, base: Calibration, before: float, measured_peaks: int) -> Calibration:
+    """A fit with what it owes to the calibration that it started from."""
+    evidence = {
+        kind: {k: found.evidence.get(kind, {}).get(k, 0) + base.evidence.get(kind, {}).get(k, 0) for k in sorted(both)}
+        for kind in found.evidence
+        if (both := {**found.evidence.get(kind, {}), **base.evidence.get(kind, {})})
+    }
+    spans = {k: (min(a, base.range.get(k, (a, b))[0]), max(b, base.range.get(k, (a, b))[1]))
+             for k, (a, b) in found.range.items()}  # fmt: skip
+    return found.model_copy(
+        update={
+            "base": base.name,
+            "base_error": before,
+            "software_factors": {**base.software_factors, **found.software_factors},
+            "evidence": evidence,
+            "range": spans,
+            "log_sd_time": _pooled(found.log_sd_time, found.num_runs, base.log_sd_time),
+            "log_sd_memory": _pooled(found.log_sd_memory, measured_peaks, base.log_sd_memory),
+        }
+    )
+
+
+def _pooled(log_sd: float, runs: int, before: float) -> float:
+    """Spread of own runs beside that of the base, which counts as `SPREAD_RUNS` runs."""
+    return math.sqrt((runs * log_sd**2 + SPREAD_RUNS * before**2) / (runs + SPREAD_RUNS))
+
+
+SPREAD_RUNS: Final = 5
+"""A spread is poorly known from fewer runs: that of 5 by 30 %."""
+
+
 def _parameter(name: str, profile: SoftwareProfile, held: Mapping[str, float | None]) -> Parameter:
     """What is expected of a coefficient before the runs are seen: the profile's word, else the general one."""
     said = profile.priors.get(name)
@@ -357,10 +452,11 @@ TRUST: Final = {1: 0.3, 2: 1.0, 3: 1.0}
 
 
 # ------------------------------------------------------------------------------------------------ the fit
-def _identified(problem: Problem) -> tuple[Problem, dict[str, str]]:
+def _identified(problem: Problem, always: str = "") -> tuple[Problem, dict[str, str]]:
     """(the problem with what the runs can determine set free, why the others are held).
 
-    Weakest first, parameters are held until the runs shrink the prior spread of each one that is left.
+    Weakest first, parameters are held until the runs shrink the prior spread of each one that is left; `always` names
+    one that stays free.
     """
     why = {p.name: p.why for p in problem.parameters}
     problem = problem.with_free([i for i, p in enumerate(problem.parameters) if p.log_sd > 0])
@@ -368,13 +464,15 @@ def _identified(problem: Problem) -> tuple[Problem, dict[str, str]]:
         return problem, why
     _, jacobian = problem.differences(problem.start)
     keep, spread = list(range(len(problem.free))), problem.spread
+    names = [problem.parameters[i].name for i in problem.free]
     while keep:
         information = jacobian[:, keep].T @ jacobian[:, keep] + np.diag(spread[keep] ** -2.0)
         shrunk = np.sqrt(np.diag(np.linalg.inv(information))) / spread[keep]
+        shrunk[[names[k] == always for k in keep]] = 0.0
         worst = int(np.argmax(shrunk))
         if shrunk[worst] <= IDENTIFIED:
             break
-        name = problem.parameters[problem.free[keep.pop(worst)]].name
+        name = names[keep.pop(worst)]
         why[name] = f"{why[name]}; these runs cannot tell it apart (spread {100 * shrunk[worst]:.0f} % of the prior's)"
     return problem.with_free([problem.free[k] for k in keep]), why
 

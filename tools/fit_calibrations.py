@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from moecost import Calibration, Job, MeasuredRun, SoftwareProfile
-from moecost.fitting import fit, fit_stacks
+from moecost.fitting import PRIORS, fit, fit_stacks
 from moecost.measurements import public_runs
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -81,7 +81,7 @@ def family(name: str) -> list[MeasuredRun]:
 def refit(name: str) -> Calibration:
     if name in ("hf-peft-2024", "blackmamba-2024"):
         model = "Mixtral" if name == "hf-peft-2024" else "BlackMamba"
-        found = fit(paper_runs(model), software="hf-peft-2024", name=name)
+        found = fit(paper_runs(model), software="hf-peft-2024", name=name, base=PRIORS)
         gpus = "A40, A100 and H100" if model == "Mixtral" else "A40 only"
         note = f"fitted on the unflagged {model} points of Figs 14 and 15 ({gpus}): queries/s of one epoch of 1,000"
         # no run of the paper has a measured peak: the largest batches of its Table III bound the error of memory
