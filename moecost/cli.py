@@ -19,6 +19,7 @@ from moecost.errors import DoesNotFitError, InvalidInputError, MoECostError, Out
 
 if TYPE_CHECKING:
     from moecost.architecture import ModelSpec
+    from moecost.job import Job
     from moecost.specs import GPUSpec
 
 DONE, DOES_NOT_FIT, BAD_INPUT = 0, 1, 2
@@ -102,7 +103,7 @@ def _option(name: str, text: str, complete: Callable[[str], list[str]] | None = 
     return typer.Option(name, help=text, autocompletion=complete, metavar=metavar, show_default=False)
 
 
-_JOB_FILE = typer.Argument(metavar="JOB.yaml", help="A YAML file with the fields of a job.", show_default=False)
+_JOB_FILE = typer.Argument(metavar="JOB.yaml", help="A file with the fields of a job, or a recipe.", show_default=False)
 _MODEL = _option("--model", "Name, Hub id, spec or config.json.", _names("models"))
 _GPU = _option("--gpu", "Name, alias or cloud instance type.", _names("gpus"))
 _NUM_GPUS = _option("--num-gpus", "All GPUs of the run.", metavar="INTEGER")
@@ -158,30 +159,42 @@ def estimate(
 ) -> None:
     """What a fine-tuning run needs, takes and costs.
 
-    The job is a YAML file, options, or both; options win.
+    The job is a YAML file, options, or both; options win. The file may be a recipe of LLaMA-Factory, axolotl, TRL,
+    torchtune or litgpt.
 
     \b
     moecost estimate --model mixtral-8x7b --gpu a40 --method qlora --dataset math-14k
     moecost estimate job.yaml --gpu h100 --set optimizer=adamw8bit --json
     """
-    from moecost.catalog import read_yaml
     from moecost.estimation import estimate_job
     from moecost.job import Job
     from moecost.report import as_text
 
-    fields = {} if job is None else read_yaml(job)
-    fields |= {name: _typed(name, v) for name, v in ctx.params.items() if name in Job.model_fields and v is not None}
-    fields |= dict(assignment(text) for text in field or ())
+    given = {name: _typed(name, v) for name, v in ctx.params.items() if name in Job.model_fields and v is not None}
+    given |= dict(assignment(text) for text in field or ())
     try:
-        asked = Job(**fields)
+        asked = Job(**given) if job is None else _of_file(job, given)
     except InvalidInputError as error:
         if job is None:
             raise
-        raise InvalidInputError(f"{job}: {error}") from None
+        raise InvalidInputError(f"{job}: {str(error).removeprefix(f'{job}: ')}") from None
     found = estimate_job(asked)
     _write((found.model_dump_json() if as_json else as_text(found, _width())) + "\n")
     if not found.fits:
         raise typer.Exit(DOES_NOT_FIT)
+
+
+def _of_file(path: Path, given: Mapping[str, Any]) -> Job:
+    """The job of a job file or of a training tool's recipe; what is given wins."""
+    from moecost.catalog import read_yaml
+    from moecost.job import Job, beside
+    from moecost.recipes import RecipeWarning, recipe_tool
+
+    content = read_yaml(path)
+    if recipe_tool(content) is None:
+        return Job(**beside(content, path) | dict(given))
+    warnings.simplefilter("always", RecipeWarning)
+    return Job.from_recipe(path, **given)
 
 
 def _typed(name: str, value: Any) -> Any:

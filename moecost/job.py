@@ -229,9 +229,14 @@ class Job(Checked):
 
     @classmethod
     def from_yaml(cls, path: str | Path) -> Self:
-        """The job that a YAML file describes; its keys are the fields."""
+        """The job that a YAML file describes; its keys are the fields. Files it names may lie beside it."""
+        from moecost.recipes import recipe_tool
+
+        content = catalog.read_yaml(path)
+        if tool := recipe_tool(content):
+            raise InvalidInputError(f"{path}: is a recipe of {tool}; use Job.from_recipe({str(path)!r}, gpu=...)")
         try:
-            return cls(**catalog.read_yaml(path))
+            return cls(**beside(content, path))
         except InvalidInputError as error:
             raise InvalidInputError(f"{path}: {str(error).removeprefix(f'{path}: ')}") from None
 
@@ -297,6 +302,22 @@ class Job(Checked):
                 raise ValueError(
                     f"{name}={_shown(value)} has no meaning with method='full'; leave it out, or use method='lora'"
                 )
+
+
+def beside(fields: Mapping[str, Any], path: str | Path) -> dict[str, Any]:
+    """Fields of a job file, where names that are no file from here are found as files beside it."""
+    folder = Path(path).parent
+
+    def found(name: str, value: Any) -> Any:
+        if name not in NAME_FILES or not isinstance(value, str) or not Path(value).suffix:
+            return value
+        return value if Path(value).exists() or not (folder / value).is_file() else str(folder / value)
+
+    return {name: found(name, value) for name, value in fields.items()}
+
+
+NAME_FILES: Final = frozenset({"model", "gpu", "dataset", "calibration"})
+"""Fields that may name a file."""
 
 
 def _shown(value: Any) -> str:
