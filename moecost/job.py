@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final, Literal, Self
@@ -31,7 +33,8 @@ def _one_of(kind: str, known: tuple[str, ...]) -> BeforeValidator:
         if value is None or (isinstance(value, str) and value in known):
             return value
         near = close_matches(f"{value:.80}", known) if isinstance(value, str) else []
-        raise ValueError(f"{value!r:.80} is not a {kind}; did you mean {', '.join(map(repr, near or known))}?")
+        article = "an" if kind[0] in "aeiou" else "a"
+        raise ValueError(f"{value!r:.80} is not {article} {kind}; did you mean {', '.join(map(repr, near or known))}?")
 
     return BeforeValidator(check)
 
@@ -62,6 +65,9 @@ def _real(value: Any) -> Any:
 
 
 def _price(value: Any) -> Any:
+    if isinstance(value, str):
+        with contextlib.suppress(ValueError):
+            value = float(value)  # no provider's name is a number
     what = "give $/GPU-hour from 0 to 1,000,000, a provider's name, or a PriceQuote"
     if isinstance(value, bool) or not isinstance(value, int | float | str | PriceQuote | dict | None):
         raise ValueError(f"{value!r:.80} is not a price; {what}")
@@ -84,7 +90,21 @@ def _checkpointing(value: Any) -> Any:
 
 
 def _targets(value: Any) -> Any:
-    return (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list | tuple) else value
+    """Module names: a list, or text that a comma or semicolon divides."""
+    if isinstance(value, str):
+        return tuple(name for name in map(str.strip, re.split("[,;]", value)) if name)
+    return tuple(value) if isinstance(value, list | tuple) else value
+
+
+def _required(what: str) -> BeforeValidator:
+    """A field that has no default: None is the same as leaving it out."""
+
+    def check(value: Any) -> Any:
+        if value is None:
+            raise ValueError(f"it is missing; give {what}")
+        return value
+
+    return BeforeValidator(check)
 
 
 Count = Annotated[int, BeforeValidator(_whole), Field(ge=1, le=2**40)]
@@ -160,12 +180,16 @@ class Job(Checked):
         str | Path | dict[str, Any] | ModelSpec,
         _given("a catalogue name or Hub id, a path, a config or a ModelSpec", str, Path, dict, ModelSpec),
         BeforeValidator(_model_of_json),
+        _required("a catalogue name (moecost.models() lists them), a Hub id, a path, a config or a ModelSpec"),
     ]
     """Catalogue name, alias or Hub id; a spec or `config.json` (path or dict)."""
     model_overrides: Annotated[dict[str, Any] | None, _given("a mapping of config fields", dict)] = None
     """Fields of the model's config to replace."""
     gpu: Annotated[
-        str | Path | GPUSpec, _given("a GPU's name, a path or a GPUSpec", str, Path, GPUSpec), _spec_of_json(GPUSpec)
+        str | Path | GPUSpec,
+        _given("a GPU's name, a path or a GPUSpec", str, Path, GPUSpec),
+        _spec_of_json(GPUSpec),
+        _required("a GPU's name (moecost.gpus() lists them), a path or a GPUSpec"),
     ]
     num_gpus: Degree = 1
     node: Annotated[

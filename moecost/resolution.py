@@ -16,6 +16,7 @@ from moecost.calibration import Calibration
 from moecost.coefficients import Coefficients
 from moecost.dataset_spec import DatasetSpec
 from moecost.errors import InvalidInputError, UnsupportedError
+from moecost.hub.reader import text_config
 from moecost.job import Job
 from moecost.lengths import LengthDistribution, Padding, mean_cut_length, padded_batch, worst_padded_length
 from moecost.software import SoftwareProfile
@@ -118,6 +119,7 @@ def resolve(job: Job) -> Resolved:
     gpu = _gpu(job, notes)
     calibration = _calibration(job, profile)
     dataset, lengths, sequence_length, padding, num_queries = _data(job, model, notes)
+    notes += _beyond_positions(model, min(sequence_length, lengths.longest))
     uses = _uses(job, model, profile, notes)
     workload = Workload(
         model.quantities(),
@@ -310,6 +312,14 @@ def _data(
     if cut:
         notes.append(f"{100 * cut:.2g} % of the queries are longer than sequence_length={sequence_length} and are cut")
     return dataset, lengths, sequence_length, job.padding or "longest", job.num_queries or dataset.num_queries
+
+
+def _beyond_positions(model: ModelSpec, longest: int) -> list[str]:
+    """A note where queries are longer than the positions that the model's config names."""
+    positions = text_config(model.config).get("max_position_embeddings")
+    if not isinstance(positions, int) or longest <= positions:
+        return []
+    return [f"sequences of {longest} tokens are longer than the {positions} positions of {model.name}"]
 
 
 def _uses(job: Job, model: ModelSpec, profile: SoftwareProfile, notes: list[str]) -> Adaptation:
