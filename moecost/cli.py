@@ -351,6 +351,43 @@ def datasets(as_json: AsJson = False) -> None:
     return _write_table(["data set", "queries", "mean tokens", "longest", "description"], cells, right=range(1, 4))
 
 
+@app.command()
+def fields(
+    filter_: Filter = None,
+    results: Annotated[bool, typer.Option("--results", help="Those of an estimate.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Fields of a job, for options, --set and job files; or, with --results, of an estimate."""
+    from moecost.field_docs import choices, field_docs
+    from moecost.job import Job
+    from moecost.results import Estimate
+
+    of: type[Job | Estimate] = Estimate if results else Job
+    docs = field_docs(of)
+    rows = [
+        {"name": name, "default": "" if field.is_required() else _plain(field.default),
+         "choices": list(choices(field.annotation)), "description": docs.get(name, "")}
+        for name, field in of.model_fields.items() if filter_ is None or filter_.lower() in name
+    ]  # fmt: skip
+    if not rows:
+        raise InvalidInputError(f"no field has {filter_!r:.80} in its name; give less of it")
+    if as_json:
+        return _write_json(rows)
+    cells = [[f"{row['name']}", f"{row['default']}", " ".join([f"{row['description']}", *_or(row)])] for row in rows]
+    if results:
+        return _write_table(["field", "meaning"], [[name, text] for name, _, text in cells])
+    return _write_table(["field", "default", "meaning"], cells)
+
+
+def _plain(default: Any) -> Any:
+    return list(default) if isinstance(default, tuple) else default
+
+
+def _or(row: Mapping[str, Any]) -> list[str]:
+    """The values that a field can have, where they are few."""
+    return [f"({', '.join(map(str, row['choices']))})"] if row["choices"] else []
+
+
 def _matching(
     wanted: str | None, names: Sequence[str], others: Mapping[str, Sequence[str]], find: Callable[[str], str]
 ) -> list[str]:

@@ -16,6 +16,7 @@ from moecost.calibration import Calibration
 from moecost.checked import Checked
 from moecost.dataset_spec import DatasetSpec
 from moecost.errors import InvalidInputError, close_matches
+from moecost.field_docs import Described
 from moecost.specs import GPUSpec, Market, NodeSpec, PriceQuote
 from moecost.storage import COMPUTE_BYTES, OPTIMIZERS, WEIGHT_FORMATS
 
@@ -152,7 +153,7 @@ _ELSEWHERE: Final = {
 """What to write here for the names that other tools give a field. Names close to ours need no entry."""
 
 
-class Job(Checked):
+class Job(Checked, Described):
     """A fine-tuning run. In every field None means: the software profile's habit.
 
     Fields that do not exist, contradict each other or lie out of range are refused with `InvalidInputError`, which
@@ -191,65 +192,103 @@ class Job(Checked):
         _spec_of_json(GPUSpec),
         _required("a GPU's name (moecost.gpus() lists them), a path or a GPUSpec"),
     ]
+    """Catalogue name, alias (`A40`, `NVIDIA H100`, a cloud instance type), spec file or `GPUSpec`."""
     num_gpus: Degree = 1
+    """All GPUs of the run."""
     node: Annotated[
         str | NodeSpec | None, _given("a machine type's name or a NodeSpec", str, NodeSpec), _spec_of_json(NodeSpec)
     ] = None
+    """Machine type, or a `NodeSpec`; None: that of the instance type, else the GPU's reference."""
     gpus_per_node: Degree | None = None
+    """GPUs that a machine's fast link joins; None: the machine's."""
 
     dataset: Annotated[
         str | Path | DatasetSpec | None,
         _given("a data set's name, a path or a DatasetSpec", str, Path, DatasetSpec),
         _spec_of_json(DatasetSpec),
     ] = None
+    """Name of a data set that ships, a file of token counts (JSONL, CSV, histogram) or a `DatasetSpec`."""
     num_queries: Count | None = None
     """Training queries of an epoch; overrides the data set's number."""
     sequence_length: Annotated[int, BeforeValidator(_whole), Field(ge=1, le=MAX_TOKENS)] | None = None
     """Longest sequence: truncation, padding or packing length; None: the data set's longest. [token]"""
     padding: Literal["longest", "max_length", "packed"] | None = None
+    """How a batch is filled; None: `longest` with a data set, else `max_length`."""
     epochs: Annotated[Real, Field(gt=0, le=1e6)] = 1.0
+    """Passes over the data."""
 
     method: Annotated[Method, _one_of("method", ("full", "lora", "qlora", "dora"))] = "full"
+    """What is trained: all weights, or adapters beside frozen ones (16-bit: `lora`, `dora`; quantized: `qlora`)."""
     lora_rank: Annotated[int, BeforeValidator(_whole), Field(ge=1, le=65536)] = 16
+    """Rank of the adapters."""
     lora_targets: Annotated[tuple[Target, ...], BeforeValidator(_targets), Field(min_length=1)] = ("all-linear",)
+    """Modules with adapters: suffixes of names, or `attention`, `experts`, `all-linear`."""
     weight_dtype: Annotated[str, _one_of("weight format", tuple(WEIGHT_FORMATS))] | None = None
+    """How weights are held: trained ones of full tuning, else the frozen ones; None: `bf16`, `nf4-dq` for qlora."""
     compute_dtype: Annotated[str, _one_of("compute type", tuple(COMPUTE_BYTES))] | None = None
+    """Number format of the products; None: `bf16` where the GPU has it."""
     optimizer: Annotated[str, _one_of("optimizer", tuple(OPTIMIZERS))] = "adamw"
+    """Its name tells the states of a trained weight, and their width."""
     attention: Literal["flash", "sdpa", "eager"] | None = None
+    """How attention is computed."""
     gradient_checkpointing: Annotated[Checkpointing, BeforeValidator(_checkpointing)] | None = None
+    """Activations that are recomputed in the backward pass; True is `full`, False `none`."""
     compile: bool = False
+    """torch.compile."""
     micro_batch_size: Annotated[int, BeforeValidator(_whole), Field(ge=1, le=MAX_BATCH)] | None = None
     """Sequences a GPU a forward pass; None: the largest that fits."""
     gradient_accumulation_steps: Annotated[int, BeforeValidator(_whole), Field(ge=1, le=2**20)] | None = None
+    """Micro-batches of an optimizer step; None: what the global batch asks for, else 1."""
     global_batch_size: Count | None = None
+    """Sequences of an optimizer step over all GPUs; None: follows from the other two."""
     num_experts_per_tok: Annotated[int, BeforeValidator(_whole), Field(ge=1)] | None = None
+    """Experts of a token, in place of the model's top-k."""
 
     zero_stage: Annotated[int, BeforeValidator(_whole), Field(ge=0, le=3)] | None = None
+    """What data-parallel GPUs shard: 0 nothing (DDP), 1 optimizer, 2 and gradients, 3 and weights (FSDP)."""
     tensor_parallel_size: Degree = 1
+    """GPUs that share each product; data parallelism is what the other kinds leave of `num_gpus`."""
     pipeline_parallel_size: Degree = 1
+    """Stages of layers."""
     expert_parallel_size: Degree = 1
+    """GPUs over which experts are dealt out, within data parallelism."""
     context_parallel_size: Degree = 1
+    """GPUs that share a sequence."""
     virtual_pipeline_size: Degree | None = None
+    """Model chunks of a pipeline stage."""
     expert_tensor_parallel_size: Degree | None = None
+    """GPUs that share each expert."""
     sequence_parallel: bool | None = None
+    """Tensor parallelism divides the norms' tokens as well."""
     moe_dispatch: Literal["alltoall", "allgather", "deepep", "deepep-uccl", "hybridep"] | None = None
+    """How tokens reach experts on other GPUs."""
     capacity_factor: Annotated[Real, Field(gt=0, le=1e4)] | None = None
+    """Tokens that an expert takes, over the mean; None: all that come."""
     forced_balance: bool | None = None
+    """A benchmark's even routing, whatever the router says."""
     cuda_graphs: Literal["none", "partial", "full"] | None = None
+    """Launches that are captured, and cost the host nothing."""
     comm_overlap: bool | None = None
+    """Expert traffic hides behind compute."""
     fused_kernels: str | None = None
+    """Kernels the stack was run with, divided by `;` (`liger`, `foak`, `scattermoe`, `chunked-ce`, ...)."""
     offload: Literal["none", "optimizer", "parameters", "nvme"] = "none"
+    """What is held in the host's memory."""
 
     software: str = "hf-peft"
+    """The training stack; `moecost.software_profiles()` lists them."""
     calibration: Annotated[
         str | Path | Calibration | None,
         _given("a calibration's name, a path or a Calibration", str, Path, Calibration),
         _spec_of_json(Calibration),
     ] = None
+    """Fitted coefficients: name, file or `Calibration`; None: the stack's."""
     price: Annotated[float | str | PriceQuote | None, BeforeValidator(_price)] = None
     """$/GPU-hour, a provider of the catalogue, or a quote; None: the median of the catalogue's quotes."""
     market: Market = "on_demand"
+    """Kind of quote that `price` is looked up in."""
     on_oom: Literal["raise", "report"] = "raise"
+    """A job that does not fit: raise `DoesNotFitError`, or report all figures with `fits` False."""
 
     @classmethod
     def from_yaml(cls, path: str | Path) -> Self:

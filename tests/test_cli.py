@@ -458,3 +458,24 @@ def test_help_does_not_import_what_it_does_not_need() -> None:
     loaded = set(done.stderr.split())
     assert "moecost.cli" in loaded
     assert not loaded & {"scipy", "pandas", "matplotlib"}
+
+
+# -------------------------------------------------------------------------------------------------------- fields
+def test_fields_are_listed_with_what_they_mean() -> None:
+    status, out, err = run("fields")
+    assert (status, err) == (0, "")
+    assert all(f"\n{name} " in out for name in Job.model_fields)
+    assert "(full, lora, qlora, dora)" in out
+    rows = {row["name"]: row for row in json.loads(run("fields", "--json")[1])}
+    assert rows.keys() == Job.model_fields.keys()
+    assert rows["lora_rank"]["default"] == 16
+    assert all(row["description"] for row in rows.values())
+    assert [row["name"] for row in json.loads(run("fields", "lora", "--json")[1])] == ["lora_rank", "lora_targets"]
+    assert "cost_usd" in run("fields", "--results")[1]
+    assert run("fields", "nothing")[0] == 2
+
+
+def test_schemas_describe_every_field() -> None:
+    for mode in ("validation", "serialization"):
+        properties = moecost.Estimate.model_json_schema(mode=mode)["properties"]  # type: ignore[arg-type]
+        assert all(properties[name]["description"] for name in moecost.Estimate.model_fields)
