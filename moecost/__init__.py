@@ -44,4 +44,8 @@ def __getattr__(name: str) -> _typing.Any:
         from moecost.measurements import MeasuredRun
 
         return MeasuredRun
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("moecost")
     raise AttributeError(f"module 'moecost' has no attribute {name!r}")

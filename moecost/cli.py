@@ -20,6 +20,7 @@ from moecost.errors import DoesNotFitError, InvalidInputError, MoECostError, Out
 if TYPE_CHECKING:
     from moecost.architecture import ModelSpec
     from moecost.calibration import Calibration
+    from moecost.job import Job
     from moecost.measurements import Runs
     from moecost.specs import GPUSpec
 
@@ -110,7 +111,7 @@ def _option(name: str, text: str, complete: Callable[[str], list[str]] | None = 
     return typer.Option(name, help=text, autocompletion=complete, metavar=metavar, show_default=False)
 
 
-_JOB_FILE = typer.Argument(metavar="JOB.yaml", help="A YAML file with the fields of a job.", show_default=False)
+_JOB_FILE = typer.Argument(metavar="JOB.yaml", help="A file with the fields of a job, or a recipe.", show_default=False)
 _MODEL = _option("--model", "Name, Hub id, spec or config.json.", _names("models"))
 _GPU = _option("--gpu", "Name, alias or cloud instance type.", _names("gpus"))
 _NUM_GPUS = _option("--num-gpus", "All GPUs of the run.", metavar="INTEGER")
@@ -166,30 +167,42 @@ def estimate(
 ) -> None:
     """What a fine-tuning run needs, takes and costs.
 
-    The job is a YAML file, options, or both; options win.
+    The job is a YAML file, options, or both; options win. The file may be a recipe of LLaMA-Factory, axolotl, TRL,
+    torchtune or litgpt.
 
     \b
     moecost estimate --model mixtral-8x7b --gpu a40 --method qlora --dataset math-14k
     moecost estimate job.yaml --gpu h100 --set optimizer=adamw8bit --json
     """
-    from moecost.catalog import read_yaml
     from moecost.estimation import estimate_job
     from moecost.job import Job
     from moecost.report import as_text
 
-    fields = {} if job is None else read_yaml(job)
-    fields |= {name: _typed(name, v) for name, v in ctx.params.items() if name in Job.model_fields and v is not None}
-    fields |= dict(assignment(text) for text in field or ())
+    given = {name: _typed(name, v) for name, v in ctx.params.items() if name in Job.model_fields and v is not None}
+    given |= dict(assignment(text) for text in field or ())
     try:
-        asked = Job(**fields)
+        asked = Job(**given) if job is None else _of_file(job, given)
     except InvalidInputError as error:
         if job is None:
             raise
-        raise InvalidInputError(f"{job}: {error}") from None
+        raise InvalidInputError(f"{job}: {str(error).removeprefix(f'{job}: ')}") from None
     found = estimate_job(asked)
     _write((found.model_dump_json() if as_json else as_text(found, _width())) + "\n")
     if not found.fits:
         raise typer.Exit(DOES_NOT_FIT)
+
+
+def _of_file(path: Path, given: Mapping[str, Any]) -> Job:
+    """The job of a job file or of a training tool's recipe; what is given wins."""
+    from moecost.catalog import read_yaml
+    from moecost.job import Job, beside
+    from moecost.recipes import RecipeWarning, recipe_tool
+
+    content = read_yaml(path)
+    if recipe_tool(content) is None:
+        return Job(**beside(content, path) | dict(given))
+    warnings.simplefilter("always", RecipeWarning)
+    return Job.from_recipe(path, **given)
 
 
 def _typed(name: str, value: Any) -> Any:
@@ -482,6 +495,43 @@ def datasets(as_json: AsJson = False) -> None:
         for spec in specs
     ]
     return _write_table(["data set", "queries", "mean tokens", "longest", "description"], cells, right=range(1, 4))
+
+
+@app.command()
+def fields(
+    filter_: Filter = None,
+    results: Annotated[bool, typer.Option("--results", help="Those of an estimate.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Fields of a job, for options, --set and job files; or, with --results, of an estimate."""
+    from moecost.field_docs import choices, field_docs
+    from moecost.job import Job
+    from moecost.results import Estimate
+
+    of: type[Job | Estimate] = Estimate if results else Job
+    docs = field_docs(of)
+    rows = [
+        {"name": name, "default": "" if field.is_required() else _plain(field.default),
+         "choices": list(choices(field.annotation)), "description": docs.get(name, "")}
+        for name, field in of.model_fields.items() if filter_ is None or filter_.lower() in name
+    ]  # fmt: skip
+    if not rows:
+        raise InvalidInputError(f"no field has {filter_!r:.80} in its name; give less of it")
+    if as_json:
+        return _write_json(rows)
+    cells = [[f"{row['name']}", f"{row['default']}", " ".join([f"{row['description']}", *_or(row)])] for row in rows]
+    if results:
+        return _write_table(["field", "meaning"], [[name, text] for name, _, text in cells])
+    return _write_table(["field", "default", "meaning"], cells)
+
+
+def _plain(default: Any) -> Any:
+    return list(default) if isinstance(default, tuple) else default
+
+
+def _or(row: Mapping[str, Any]) -> list[str]:
+    """The values that a field can have, where they are few."""
+    return [f"({', '.join(map(str, row['choices']))})"] if row["choices"] else []
 
 
 def _matching(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final, Literal, Self
@@ -14,6 +16,7 @@ from moecost.calibration import Calibration
 from moecost.checked import Checked
 from moecost.dataset_spec import DatasetSpec
 from moecost.errors import InvalidInputError, close_matches
+from moecost.field_docs import Described
 from moecost.specs import GPUSpec, Market, NodeSpec, PriceQuote
 from moecost.storage import COMPUTE_BYTES, OPTIMIZERS, WEIGHT_FORMATS
 
@@ -31,7 +34,8 @@ def _one_of(kind: str, known: tuple[str, ...]) -> BeforeValidator:
         if value is None or (isinstance(value, str) and value in known):
             return value
         near = close_matches(f"{value:.80}", known) if isinstance(value, str) else []
-        raise ValueError(f"{value!r:.80} is not a {kind}; did you mean {', '.join(map(repr, near or known))}?")
+        article = "an" if kind[0] in "aeiou" else "a"
+        raise ValueError(f"{value!r:.80} is not {article} {kind}; did you mean {', '.join(map(repr, near or known))}?")
 
     return BeforeValidator(check)
 
@@ -62,6 +66,9 @@ def _real(value: Any) -> Any:
 
 
 def _price(value: Any) -> Any:
+    if isinstance(value, str):
+        with contextlib.suppress(ValueError):
+            value = float(value)  # no provider's name is a number
     what = "give $/GPU-hour from 0 to 1,000,000, a provider's name, or a PriceQuote"
     if isinstance(value, bool) or not isinstance(value, int | float | str | PriceQuote | dict | None):
         raise ValueError(f"{value!r:.80} is not a price; {what}")
@@ -84,7 +91,21 @@ def _checkpointing(value: Any) -> Any:
 
 
 def _targets(value: Any) -> Any:
-    return (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list | tuple) else value
+    """Module names: a list, or text that a comma or semicolon divides."""
+    if isinstance(value, str):
+        return tuple(name for name in map(str.strip, re.split("[,;]", value)) if name)
+    return tuple(value) if isinstance(value, list | tuple) else value
+
+
+def _required(what: str) -> BeforeValidator:
+    """A field that has no default: None is the same as leaving it out."""
+
+    def check(value: Any) -> Any:
+        if value is None:
+            raise ValueError(f"it is missing; give {what}")
+        return value
+
+    return BeforeValidator(check)
 
 
 Count = Annotated[int, BeforeValidator(_whole), Field(ge=1, le=2**40)]
@@ -132,7 +153,7 @@ _ELSEWHERE: Final = {
 """What to write here for the names that other tools give a field. Names close to ours need no entry."""
 
 
-class Job(Checked):
+class Job(Checked, Described):
     """A fine-tuning run. In every field None means: the software profile's habit.
 
     Fields that do not exist, contradict each other or lie out of range are refused with `InvalidInputError`, which
@@ -160,78 +181,125 @@ class Job(Checked):
         str | Path | dict[str, Any] | ModelSpec,
         _given("a catalogue name or Hub id, a path, a config or a ModelSpec", str, Path, dict, ModelSpec),
         BeforeValidator(_model_of_json),
+        _required("a catalogue name (moecost.models() lists them), a Hub id, a path, a config or a ModelSpec"),
     ]
     """Catalogue name, alias or Hub id; a spec or `config.json` (path or dict)."""
     model_overrides: Annotated[dict[str, Any] | None, _given("a mapping of config fields", dict)] = None
     """Fields of the model's config to replace."""
     gpu: Annotated[
-        str | Path | GPUSpec, _given("a GPU's name, a path or a GPUSpec", str, Path, GPUSpec), _spec_of_json(GPUSpec)
+        str | Path | GPUSpec,
+        _given("a GPU's name, a path or a GPUSpec", str, Path, GPUSpec),
+        _spec_of_json(GPUSpec),
+        _required("a GPU's name (moecost.gpus() lists them), a path or a GPUSpec"),
     ]
+    """Catalogue name, alias (`A40`, `NVIDIA H100`, a cloud instance type), spec file or `GPUSpec`."""
     num_gpus: Degree = 1
+    """All GPUs of the run."""
     node: Annotated[
         str | NodeSpec | None, _given("a machine type's name or a NodeSpec", str, NodeSpec), _spec_of_json(NodeSpec)
     ] = None
+    """Machine type, or a `NodeSpec`; None: that of the instance type, else the GPU's reference."""
     gpus_per_node: Degree | None = None
+    """GPUs that a machine's fast link joins; None: the machine's."""
 
     dataset: Annotated[
         str | Path | DatasetSpec | None,
         _given("a data set's name, a path or a DatasetSpec", str, Path, DatasetSpec),
         _spec_of_json(DatasetSpec),
     ] = None
+    """Name of a data set that ships, a file of token counts (JSONL, CSV, histogram) or a `DatasetSpec`."""
     num_queries: Count | None = None
     """Training queries of an epoch; overrides the data set's number."""
     sequence_length: Annotated[int, BeforeValidator(_whole), Field(ge=1, le=MAX_TOKENS)] | None = None
     """Longest sequence: truncation, padding or packing length; None: the data set's longest. [token]"""
     padding: Literal["longest", "max_length", "packed"] | None = None
+    """How a batch is filled; None: `longest` with a data set, else `max_length`."""
     epochs: Annotated[Real, Field(gt=0, le=1e6)] = 1.0
+    """Passes over the data."""
 
     method: Annotated[Method, _one_of("method", ("full", "lora", "qlora", "dora"))] = "full"
+    """What is trained: all weights, or adapters beside frozen ones (16-bit: `lora`, `dora`; quantized: `qlora`)."""
     lora_rank: Annotated[int, BeforeValidator(_whole), Field(ge=1, le=65536)] = 16
+    """Rank of the adapters."""
     lora_targets: Annotated[tuple[Target, ...], BeforeValidator(_targets), Field(min_length=1)] = ("all-linear",)
+    """Modules with adapters: suffixes of names, or `attention`, `experts`, `all-linear`."""
     weight_dtype: Annotated[str, _one_of("weight format", tuple(WEIGHT_FORMATS))] | None = None
+    """How weights are held: trained ones of full tuning, else the frozen ones; None: `bf16`, `nf4-dq` for qlora."""
     compute_dtype: Annotated[str, _one_of("compute type", tuple(COMPUTE_BYTES))] | None = None
+    """Number format of the products; None: `bf16` where the GPU has it."""
     optimizer: Annotated[str, _one_of("optimizer", tuple(OPTIMIZERS))] = "adamw"
+    """Its name tells the states of a trained weight, and their width."""
     attention: Literal["flash", "sdpa", "eager"] | None = None
+    """How attention is computed."""
     gradient_checkpointing: Annotated[Checkpointing, BeforeValidator(_checkpointing)] | None = None
+    """Activations that are recomputed in the backward pass; True is `full`, False `none`."""
     compile: bool = False
+    """torch.compile."""
     micro_batch_size: Annotated[int, BeforeValidator(_whole), Field(ge=1, le=MAX_BATCH)] | None = None
     """Sequences a GPU a forward pass; None: the largest that fits."""
     gradient_accumulation_steps: Annotated[int, BeforeValidator(_whole), Field(ge=1, le=2**20)] | None = None
+    """Micro-batches of an optimizer step; None: what the global batch asks for, else 1."""
     global_batch_size: Count | None = None
+    """Sequences of an optimizer step over all GPUs; None: follows from the other two."""
     num_experts_per_tok: Annotated[int, BeforeValidator(_whole), Field(ge=1)] | None = None
+    """Experts of a token, in place of the model's top-k."""
 
     zero_stage: Annotated[int, BeforeValidator(_whole), Field(ge=0, le=3)] | None = None
+    """What data-parallel GPUs shard: 0 nothing (DDP), 1 optimizer, 2 and gradients, 3 and weights (FSDP)."""
     tensor_parallel_size: Degree = 1
+    """GPUs that share each product; data parallelism is what the other kinds leave of `num_gpus`."""
     pipeline_parallel_size: Degree = 1
+    """Stages of layers."""
     expert_parallel_size: Degree = 1
+    """GPUs over which experts are dealt out, within data parallelism."""
     context_parallel_size: Degree = 1
+    """GPUs that share a sequence."""
     virtual_pipeline_size: Degree | None = None
+    """Model chunks of a pipeline stage."""
     expert_tensor_parallel_size: Degree | None = None
+    """GPUs that share each expert."""
     sequence_parallel: bool | None = None
+    """Tensor parallelism divides the norms' tokens as well."""
     moe_dispatch: Literal["alltoall", "allgather", "deepep", "deepep-uccl", "hybridep"] | None = None
+    """How tokens reach experts on other GPUs."""
     capacity_factor: Annotated[Real, Field(gt=0, le=1e4)] | None = None
+    """Tokens that an expert takes, over the mean; None: all that come."""
     forced_balance: bool | None = None
+    """A benchmark's even routing, whatever the router says."""
     cuda_graphs: Literal["none", "partial", "full"] | None = None
+    """Launches that are captured, and cost the host nothing."""
     comm_overlap: bool | None = None
+    """Expert traffic hides behind compute."""
     fused_kernels: str | None = None
+    """Kernels the stack was run with, divided by `;` (`liger`, `foak`, `scattermoe`, `chunked-ce`, ...)."""
     offload: Literal["none", "optimizer", "parameters", "nvme"] = "none"
+    """What is held in the host's memory."""
 
     software: str = "hf-peft"
+    """The training stack; `moecost.software_profiles()` lists them."""
     calibration: Annotated[
         str | Path | Calibration | None,
         _given("a calibration's name, a path or a Calibration", str, Path, Calibration),
         _spec_of_json(Calibration),
     ] = None
+    """Fitted coefficients: name, file or `Calibration`; None: the stack's."""
     price: Annotated[float | str | PriceQuote | None, BeforeValidator(_price)] = None
     """$/GPU-hour, a provider of the catalogue, or a quote; None: the median of the catalogue's quotes."""
     market: Market = "on_demand"
+    """Kind of quote that `price` is looked up in."""
     on_oom: Literal["raise", "report"] = "raise"
+    """A job that does not fit: raise `DoesNotFitError`, or report all figures with `fits` False."""
 
     @classmethod
     def from_yaml(cls, path: str | Path) -> Self:
-        """The job that a YAML file describes; its keys are the fields."""
+        """The job that a YAML file describes; its keys are the fields. Files it names may lie beside it."""
+        from moecost.recipes import recipe_tool
+
+        content = catalog.read_yaml(path)
+        if tool := recipe_tool(content):
+            raise InvalidInputError(f"{path}: is a recipe of {tool}; use Job.from_recipe({str(path)!r}, gpu=...)")
         try:
-            return cls(**catalog.read_yaml(path))
+            return cls(**beside(content, path))
         except InvalidInputError as error:
             raise InvalidInputError(f"{path}: {str(error).removeprefix(f'{path}: ')}") from None
 
@@ -297,6 +365,22 @@ class Job(Checked):
                 raise ValueError(
                     f"{name}={_shown(value)} has no meaning with method='full'; leave it out, or use method='lora'"
                 )
+
+
+def beside(fields: Mapping[str, Any], path: str | Path) -> dict[str, Any]:
+    """Fields of a job file, where names that are no file from here are found as files beside it."""
+    folder = Path(path).parent
+
+    def found(name: str, value: Any) -> Any:
+        if name not in NAME_FILES or not isinstance(value, str) or not Path(value).suffix:
+            return value
+        return value if Path(value).exists() or not (folder / value).is_file() else str(folder / value)
+
+    return {name: found(name, value) for name, value in fields.items()}
+
+
+NAME_FILES: Final = frozenset({"model", "gpu", "dataset", "calibration"})
+"""Fields that may name a file."""
 
 
 def _shown(value: Any) -> str:

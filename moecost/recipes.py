@@ -64,6 +64,14 @@ def read_recipe(path: str | Path, **fields: Any) -> tuple[Job, list[str]]:
         raise InvalidInputError(f"{path}: {error}") from None
 
 
+def recipe_tool(content: Mapping[str, Any]) -> str | None:
+    """Name of the tool whose recipe a file holds; None where it is a job's own fields, or cannot be told."""
+    if "gpu" in content or isinstance(content.get("model"), str) or content.keys() <= Job.model_fields.keys():
+        return None
+    tools = tools_of(Keys(content, "recipe"))
+    return tools[0].name if len(tools) == 1 else None
+
+
 def check_fields(given: Mapping[str, Any]) -> None:
     """Refuse fields of `Job` that are impossible whatever a recipe says beside them."""
     alone = {name: value for name, value in given.items() if name != "global_batch_size"}

@@ -63,6 +63,13 @@ def seconds(value: float) -> str:
 
 
 def percent(share: float) -> str:
+    """A share in percent; what is too small to matter without its digits.
+
+    >>> percent(0.0123), percent(2e-6)
+    ('1.23 %', '<0.01 %')
+    """
+    if 0 < share < 1e-4:
+        return "<0.01 %"
     return f"{significant(100 * share)} %"
 
 

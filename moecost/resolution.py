@@ -16,6 +16,7 @@ from moecost.calibration import Calibration
 from moecost.coefficients import Coefficients
 from moecost.dataset_spec import DatasetSpec
 from moecost.errors import InvalidInputError, UnsupportedError
+from moecost.hub.reader import text_config
 from moecost.job import Job
 from moecost.lengths import LengthDistribution, Padding, mean_cut_length, padded_batch, worst_padded_length
 from moecost.software import SoftwareProfile
@@ -127,6 +128,7 @@ def resolve(job: Job) -> Resolved:
     job = _with_habitual_dtype(job, gpu, profile, notes)
     calibration = _calibration(job, profile)
     dataset, lengths, sequence_length, padding, num_queries = _data(job, model, notes)
+    notes += _beyond_positions(model, min(sequence_length, lengths.longest))
     uses = _uses(job, model, profile, notes)
     layout = _layout(job, model, gpu, profile, notes)
     workload = Workload(
@@ -358,6 +360,14 @@ def _whole_steps(job: Job) -> int:
     if a_step is None:
         a_step = max(ranks, 1) * (job.micro_batch_size or 1) * (job.gradient_accumulation_steps or 1)
     return -(-DEFAULT_QUERIES // a_step) * a_step
+
+
+def _beyond_positions(model: ModelSpec, longest: int) -> list[str]:
+    """A note where queries are longer than the positions that the model's config names."""
+    positions = text_config(model.config).get("max_position_embeddings")
+    if not isinstance(positions, int) or longest <= positions:
+        return []
+    return [f"sequences of {longest} tokens are longer than the {positions} positions of {model.name}"]
 
 
 def _uses(job: Job, model: ModelSpec, profile: SoftwareProfile, notes: list[str]) -> Adaptation:

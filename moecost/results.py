@@ -6,16 +6,17 @@ import math
 from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, computed_field, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, computed_field, model_validator
 
 from moecost.errors import InvalidInputError, close_matches
+from moecost.field_docs import Described
 from moecost.specs import PriceQuote
 
 Bound = Literal["compute", "memory", "host", "communication"]
 Dollars = Annotated[float, BeforeValidator(lambda value: math.nan if value is None else value)]
 
 
-class _Result(BaseModel):
+class _Result(Described):
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), defer_build=True)
 
 
@@ -128,9 +129,13 @@ class Estimate(_Result):
     """
 
     model: str
+    """Name of the model."""
     gpu: str
+    """Name of the GPU."""
     num_gpus: int
+    """All GPUs of the run."""
     method: str
+    """What is trained; see `Job`."""
     queries_per_second: float
     """Of the steps, over all GPUs."""
     tokens_per_second: float
@@ -138,44 +143,61 @@ class Estimate(_Result):
     padded_tokens_per_second: float
     """Tokens that the GPU processes."""
     step: StepTime
+    """Where the time of an optimizer step goes. [s]"""
     bound: Bound
     """What takes most of the step."""
     utilization: Utilization
+    """Use of SMs and memory bandwidth while kernels run. [0..1]"""
     mfu: float
     """Model FLOPs (without recompute) over the dense peak. [0..1]"""
     hfu: float
     """Executed FLOPs over the dense peak. [0..1]"""
     memory: Memory
+    """Peak on the fullest GPU, in its parts. [GiB]"""
     fits: bool
+    """`memory.device_gib` is no more than the GPU's usable memory."""
     fits_probability: float
     """That it fits, by the spread of memory predictions. [0..1]"""
     max_micro_batch_size: int
+    """Most sequences a GPU a pass that fit; 0: not even one."""
     micro_batch_size: int
+    """Sequences a GPU a pass."""
     global_batch_size: int
+    """Sequences of an optimizer step over all GPUs."""
     experts: Experts | None
     """None for a model without routed experts."""
     num_parameters: int
+    """Of the model, tied weights once."""
     num_trainable_parameters: int
+    """Parameters that are trained: all, or those of the adapters."""
     dataset: str | None
     """Name of the data set; None where all queries have `sequence_length` tokens."""
     sequence_length: int
     """Where queries are cut, or packed to. [token]"""
     num_queries: int
+    """Training queries of an epoch."""
     epochs: float
+    """Passes over the data."""
     gradient_accumulation_steps: int
+    """Micro-batches of an optimizer step."""
     steps: int
     """Optimizer steps of the run."""
     hours: float
+    """Of the whole run: steps, checkpoints, start-up. [h]"""
     gpu_hours: float
+    """The same times the GPUs. [h]"""
     usd_per_gpu_hour: Dollars
     """NaN where no price is known (null in JSON)."""
     cost_usd: Dollars
     """NaN where no price is known (null in JSON)."""
     notes: tuple[str, ...]
+    """What was assumed, extrapolated or defaulted, in sentences."""
     provenance: Provenance
+    """Where price, coefficients and specs come from."""
     log_sd_time: float = Field(repr=False)
     """Spread of log(measured / predicted) time of runs like this one."""
     log_sd_memory: float = Field(repr=False)
+    """Spread of log(measured / predicted) memory."""
 
     @computed_field(repr=False)  # type: ignore[prop-decorator]
     @property

@@ -355,6 +355,37 @@ def test_hints_name_fields_that_are_there() -> None:
         assert hint.startswith("leave it out") or (field and field[1] in Job.model_fields), hint
 
 
+@pytest.mark.parametrize("text", ["q_proj,v_proj", "q_proj; v_proj", " q_proj , v_proj,"])
+def test_targets_as_text(text: str) -> None:
+    assert Job(**BASE, lora_targets=text).lora_targets == ("q_proj", "v_proj")
+
+
+def test_a_price_as_text_is_a_number() -> None:
+    assert Job(**BASE, price="2.5").price == 2.5
+    assert "is not a price" in refusal(InvalidInputError, price="-1")
+    assert "is not a price" in refusal(InvalidInputError, price="nan")
+
+
+@pytest.mark.parametrize("field", ["model", "gpu"])
+def test_none_is_missing(field: str) -> None:
+    text = refusal(InvalidInputError, **{field: None})
+    assert text.startswith(f"{field}: it is missing; give ")
+    assert text.count(";") == 1
+
+
+def test_articles() -> None:
+    assert "is not an optimizer" in refusal(InvalidInputError, optimizer="adamx")
+    assert "is not a weight format" in refusal(InvalidInputError, weight_dtype="bf61")
+
+
+def test_sequences_beyond_the_positions_of_a_model_are_noted() -> None:
+    config = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128,
+              "vocab_size": 100, "max_position_embeddings": 512, "name": "tiny"}  # fmt: skip
+    for tokens, said in ((512, False), (513, True)):
+        notes = estimate(Job(**BASE | {"model": config, "sequence_length": tokens})).notes
+        assert any("longer than the 512 positions of tiny" in note for note in notes) is said
+
+
 # ------------------------------------------------------------------------------------------------ does not fit
 
 

@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import warnings
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -104,6 +105,47 @@ def test_options_win_over_the_file_and_set_over_options(job_file: Path) -> None:
     assert asked("--method", "lora", "--on-oom", "report")["method"] == "lora"
     assert asked("--set", "price=null")["provenance"]["price"] is not None
     assert asked("--price", "cudo")["provenance"]["price"]["provider"] == "cudo"
+
+
+def test_files_that_a_job_names_may_lie_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "jobs"
+    folder.mkdir()
+    (folder / "lengths.csv").write_text("tokens\n100\n200\n", encoding="utf-8")
+    (folder / "job.yaml").write_text("model: phi-2\ngpu: a40\nmethod: lora\ndataset: lengths.csv\n", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    status, out, err = run("estimate", "jobs/job.yaml", "--json")
+    assert (status, err) == (0, "")
+    assert json.loads(out)["num_queries"] == 2
+    assert moecost.estimate(Job.from_yaml("jobs/job.yaml")).num_queries == 2
+    (tmp_path / "lengths.csv").write_text("tokens\n100\n200\n300\n", encoding="utf-8")
+    assert moecost.estimate(Job.from_yaml("jobs/job.yaml")).num_queries == 3  # the current folder comes first
+
+
+RECIPES = Path(__file__).parent / "data" / "recipes"
+
+
+@pytest.mark.parametrize(
+    "name", ["llamafactory_qlora.yaml", "axolotl_qlora.yml", "torchtune_qlora.yaml", "trl_lora.yaml"]
+)
+def test_a_recipe_is_read_as_one(name: str) -> None:
+    path = RECIPES / name
+    options = ["--gpu", "h100", "--sequence-length", "1024", "--on-oom", "report", "--json"]
+    status, out, err = run("estimate", str(path), *options)
+    assert status in (0, 1), err
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        e = moecost.estimate(Job.from_recipe(path, gpu="h100", sequence_length=1024, on_oom="report"))
+    assert json.loads(out) == e.model_dump(mode="json")
+    with pytest.raises(InvalidInputError, match=r"is a recipe of .*; use Job\.from_recipe"):
+        Job.from_yaml(path)
+
+
+def test_a_recipe_lacks_a_gpu() -> None:
+    status, _, err = run("estimate", str(RECIPES / "llamafactory_qlora.yaml"))
+    assert status == 2
+    assert len(err.splitlines()) == 1
+    assert err.count("llamafactory_qlora.yaml") == 1
+    assert "gpu=" in err
 
 
 def test_every_option_reaches_the_job() -> None:
@@ -416,3 +458,24 @@ def test_help_does_not_import_what_it_does_not_need() -> None:
     loaded = set(done.stderr.split())
     assert "moecost.cli" in loaded
     assert not loaded & {"scipy", "pandas", "matplotlib"}
+
+
+# -------------------------------------------------------------------------------------------------------- fields
+def test_fields_are_listed_with_what_they_mean() -> None:
+    status, out, err = run("fields")
+    assert (status, err) == (0, "")
+    assert all(f"\n{name} " in out for name in Job.model_fields)
+    assert "(full, lora, qlora, dora)" in out
+    rows = {row["name"]: row for row in json.loads(run("fields", "--json")[1])}
+    assert rows.keys() == Job.model_fields.keys()
+    assert rows["lora_rank"]["default"] == 16
+    assert all(row["description"] for row in rows.values())
+    assert [row["name"] for row in json.loads(run("fields", "lora", "--json")[1])] == ["lora_rank", "lora_targets"]
+    assert "cost_usd" in run("fields", "--results")[1]
+    assert run("fields", "nothing")[0] == 2
+
+
+def test_schemas_describe_every_field() -> None:
+    for mode in ("validation", "serialization"):
+        properties = moecost.Estimate.model_json_schema(mode=mode)["properties"]  # type: ignore[arg-type]
+        assert all(properties[name]["description"] for name in moecost.Estimate.model_fields)

@@ -31,7 +31,7 @@ LAYERS: list[list[str]] = [
         "workload",
         "published",
     ],
-    ["spec_files", "checked", "specs", "catalog"],
+    ["spec_files", "checked", "field_docs", "specs", "catalog"],
     ["components", "parameters", "flops"],
     ["hub.reader", "hub.vision", "hub.decoder", "hub.families", "hub.hybrids", "hub.recent", "hub.irregular", "hub"],
     ["software", "dataset_spec", "architecture", "calibration"],

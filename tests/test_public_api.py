@@ -8,6 +8,7 @@ import json
 import pkgutil
 import subprocess
 import sys
+from importlib.metadata import version
 from typing import Any
 
 import pytest
@@ -151,3 +152,7 @@ def test_import_is_quick() -> None:
     """The least of five cold processes: 250 ms is the aim, 400 leaves room for a busy machine."""
     code = "import time; t = time.perf_counter(); from moecost import estimate; print(time.perf_counter() - t)"
     assert min(float(_python(code).stdout) for _ in range(5)) < 0.4
+
+
+def test_the_package_knows_its_version() -> None:
+    assert moecost.__version__ == version("moecost")

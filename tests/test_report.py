@@ -334,3 +334,7 @@ def test_a_toss_up_with_no_safe_batch() -> None:
 
 def test_chances_are_never_certain() -> None:
     assert [chance(p) for p in (0.0, 0.004, 0.5, 0.991, 1.0)] == ["<1 %", "<1 %", "50 %", ">99 %", ">99 %"]
+
+
+def test_tiny_shares_have_no_digits() -> None:
+    assert [percent(s) for s in (0.0, 1e-9, 9.9e-5, 1e-4)] == ["0 %", "<0.01 %", "<0.01 %", "0.0100 %"]
