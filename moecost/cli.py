@@ -19,7 +19,9 @@ from moecost.errors import DoesNotFitError, InvalidInputError, MoECostError, Out
 
 if TYPE_CHECKING:
     from moecost.architecture import ModelSpec
+    from moecost.calibration import Calibration
     from moecost.job import Job
+    from moecost.measurements import Runs
     from moecost.specs import GPUSpec
 
 DONE, DOES_NOT_FIT, BAD_INPUT = 0, 1, 2
@@ -90,6 +92,12 @@ def _names(of: str) -> Callable[[str], list[str]]:
             return []
 
     return complete
+
+
+def _calibrations(incomplete: str) -> list[str]:
+    from moecost.calibration import calibration_names
+
+    return [name for name in calibration_names() if name.startswith(incomplete)]
 
 
 def _words(*words: str) -> Callable[[str], list[str]]:
@@ -222,6 +230,144 @@ def assignment(text: str) -> tuple[str, Any]:
     return name, found["value"]
 
 
+# ----------------------------------------------------------------------------------------------- measured runs
+_RUNS = typer.Argument(metavar="RUNS", help="A CSV of runs, a log, or a folder of logs.", show_default=False)
+_FIT_SOFTWARE = _option(
+    "--software", "Fit for this stack, whatever the runs name; several stacks are fitted jointly.",
+    _names("software_profiles"),
+)  # fmt: skip
+_OUT = typer.Option("--out", "-o", help="Write the calibration here (.yaml).", metavar="FILE", show_default=False)
+_NAME = _option("--name", "Of the calibration; the name of the file.")
+_CALIBRATION = _option("--calibration", "Name or file; that of each run's software.", _calibrations)
+_PLOT = typer.Option("--plot", help="Draw predicted against measured here.", metavar="FILE", show_default=False)
+_ROWS = typer.Option("--rows", help="Show so many of the worst rows.", metavar="N", min=0)
+SHOWN_REFUSALS: Final = 3
+
+
+@app.command(no_args_is_help=True)
+def fit(
+    path: Annotated[Path, _RUNS],
+    software: Annotated[str | None, _FIT_SOFTWARE] = None,
+    out: Annotated[Path | None, _OUT] = None,
+    name: Annotated[str | None, _NAME] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Fit a calibration to measured runs.
+
+    \b
+    moecost fit my-runs.csv --software hf-peft -o mine.yaml
+    moecost estimate job.yaml --set calibration=mine.yaml
+    """
+    from moecost import fitting
+
+    if out is not None:
+        _check_writable(out, (".yaml", ".yml"))
+    runs = _read_runs(path)
+    name = name or (out.stem if out is not None else None)
+    stacks = {run.job.software for run in runs}
+    if software is None and len(stacks) > 1:
+        found = fitting.fit_stacks(runs, name=name or "joint")
+    else:
+        found = fitting.fit(runs, software, name=name)
+    if out is not None:
+        _write_all_at_once(out, found)
+    _write(found.model_dump_json(indent=2) + "\n" if as_json else _fit_text(found, out))
+
+
+def _read_runs(path: Path) -> Runs:
+    """Runs of a file; what could not be read is said on stderr, and an error where nothing could."""
+    from moecost.measurements import read
+
+    runs = read(path, on_error="report")
+    if not runs:
+        raise InvalidInputError(runs.refused[0] if runs.refused else f"{path}: has no runs")
+    for message in runs.refused[:SHOWN_REFUSALS]:
+        _say("warning", f"left out: {message}")
+    if len(runs.refused) > SHOWN_REFUSALS:
+        _say("warning", f"left out: {len(runs.refused) - SHOWN_REFUSALS} more")
+    return runs
+
+
+def _check_writable(path: Path, suffixes: Sequence[str] = ()) -> None:
+    """Before the work is done, so that none is lost."""
+    if suffixes and path.suffix.lower() not in suffixes:
+        raise InvalidInputError(f"{path}: the name of a calibration's file must end in {' or '.join(suffixes)}")
+    if path.is_dir() or not path.absolute().parent.is_dir():
+        raise InvalidInputError(f"{path}: cannot be written: " + ("is a folder" if path.is_dir() else "no such folder"))
+
+
+def _write_all_at_once(path: Path, calibration: Calibration) -> None:
+    """A reader sees the whole file or none; what was there stays where the writing fails."""
+    part = path.with_name(f".{path.name}.part")
+    try:
+        calibration.save(part)
+        os.replace(part, path)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise InvalidInputError(f"{path}: cannot be written: {error.strerror}") from None
+
+
+def _fit_text(c: Calibration, out: Path | None) -> str:
+    import textwrap
+
+    from moecost.report import WIDTH, percent, significant
+
+    lines = [f"CALIBRATION {c.name}: fitted on {c.num_runs} runs, base {c.software}"]
+    names = {name: c.coefficients[name] for name in sorted(c.coefficients, key=lambda n: not c.coefficients[n].fitted)}
+    for name, found in names.items():
+        head = f"  {name:<24}{found.value:>10.4g}  "
+        why = f"fitted, spread {percent(found.log_sd)}" if found.fitted else f"held: {found.why or 'no reason given'}"
+        lines += textwrap.wrap(why, WIDTH, initial_indent=head, subsequent_indent=" " * len(head))
+    for name, factors in c.hardware_factors.items():
+        lines += textwrap.wrap(f"{name} by hardware: {_factors(factors)}", WIDTH, initial_indent="  ",
+                               subsequent_indent="    ")  # fmt: skip
+    if c.software_factors:
+        lines += textwrap.wrap(f"time by stack: {_factors(c.software_factors)}", WIDTH, initial_indent="  ",
+                               subsequent_indent="    ")  # fmt: skip
+    lines.append("ERRORS: mean |predicted / measured - 1|")
+    if c.in_sample_error is not None:
+        lines.append(f"  {'in sample':<24}{percent(c.in_sample_error):>10}")
+    if c.cross_validated_error is None:
+        lines.append("  no runs could be left out: there is one group of them")
+    else:
+        head = f"  {'runs left out':<24}{percent(c.cross_validated_error):>10}  "
+        lines += textwrap.wrap(c.cross_validated_by, WIDTH, initial_indent=head, subsequent_indent=" " * len(head))
+    lines.append(f"  {'spread of a new run':<24}{percent(c.log_sd_time):>10}  of time")
+    lines.append(f"  {'':<24}{percent(c.log_sd_memory):>10}  of memory")
+    lines.append("RANGE: " + ", ".join(f"{k} {significant(a)} to {significant(b)}" for k, (a, b) in c.range.items()))
+    lines += textwrap.wrap("; ".join(c.notes), WIDTH, initial_indent="NOTES: ", subsequent_indent="  ")
+    lines.append("not written; -o mine.yaml keeps it" if out is None else f"written: {out}")
+    return "\n".join(lines) + "\n"
+
+
+def _factors(factors: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {value:.3g}" for name, value in factors.items())
+
+
+@app.command(no_args_is_help=True)
+def validate(
+    path: Annotated[Path, _RUNS],
+    calibration: Annotated[str | None, _CALIBRATION] = None,
+    plot: Annotated[Path | None, _PLOT] = None,
+    rows: Annotated[int, _ROWS] = 5,
+    as_json: AsJson = False,
+) -> None:
+    """Measured runs against what is predicted for them: error, bias, interval coverage.
+
+    \b
+    moecost validate my-runs.csv --calibration mine.yaml --plot runs.png
+    """
+    from moecost import validation
+
+    if plot is not None:
+        _check_writable(plot)
+    report = validation.validate(_read_runs(path), calibration)
+    if plot is not None:
+        report.plot(plot)
+    _write((report.to_json() if as_json else report.text(rows)) + "\n")
+
+
+# ------------------------------------------------------------------------------------------------------ catalogues
 @app.command()
 def gpus(filter_: Filter = None, as_json: AsJson = False) -> None:
     """GPUs of the catalogue: memory, rates, and what they cost.

@@ -28,6 +28,7 @@ from moecost.fitting import (
     FOLDS,
     NOISE,
     Case,
+    evidence_of,
     group_of,
     left_out_errors,
     solve,
@@ -206,7 +207,7 @@ def cross_validate(
     by : what the runs of a part share: `group` (repeats and neighbours), `source`, `gpu` or `model`.
     folds : parts that are left out together; None: 5 for `group` and `model`, each source and GPU in turn.
     base : the profile whose priors hold.
-    level : probability of the intervals, which are those that estimates of the run's software state.
+    level : probability of the intervals, which are those that an estimate states that has not seen the run's part.
 
     Notes
     -----
@@ -227,7 +228,11 @@ def cross_validate(
     errors, split = left_out_errors(problem, parts, folds, best)
     if errors is None:
         raise FitError(f"all runs share one {by}, so none can be left out")
-    rows = [_left_out_row(case, float(e), level) for case, e in zip(problem.cases, errors, strict=True)]
+    spreads = _spreads(problem.cases, parts)
+    rows = [
+        _left_out_row(case, float(e), spread, level)
+        for case, e, spread in zip(problem.cases, errors, spreads, strict=True)
+    ]
     how = f"joint fits without each run's {by} ({split.split(' (')[0]}); {len(timed)} of {len(given)} runs have a speed"
     refused = [_refusal(run, why) for run, why in unpredicted]
     return Report(rows=rows, refused=refused, level=level, how=how)
@@ -241,10 +246,25 @@ _PART: Final[Mapping[str, Callable[[Case], str]]] = {
 }
 
 
-def _left_out_row(case: Case, log_error: float, level: float) -> Row:
+def _spreads(cases: Sequence[Case], parts: Sequence[str]) -> list[float]:
+    """Spread of the logarithm of each run's time, as an estimate states it that has no evidence of the run's part."""
+    evidence = {
+        part: evidence_of([case for case, of in zip(cases, parts, strict=True) if of != part]) for part in set(parts)
+    }
+    spreads = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", OutOfRangeWarning)
+        for case, part in zip(cases, parts, strict=True):
+            unaware = case.resolved.calibration.model_copy(update={"evidence": evidence[part]})
+            job = case.run.job.model_copy(update={"on_oom": "report", "calibration": unaware})
+            spreads.append(estimate_job(job).log_sd_time)
+    return spreads
+
+
+def _left_out_row(case: Case, log_error: float, spread: float, level: float) -> Row:
     """`log_error` is the fit's: ln(measured / predicted)."""
     predicted = case.measured_s * math.exp(-log_error)
-    factor = math.exp(case.resolved.calibration.log_sd_time * float(normal_quantile(0.5 + level / 2)))
+    factor = math.exp(spread * float(normal_quantile(0.5 + level / 2)))
     field = _speed_field(case.run)
     assert field is not None
     return Row(figure="speed", field=field, measured=case.measured_s, predicted=predicted, low=predicted / factor,
