@@ -257,7 +257,7 @@ def test_three_public_runs_improve_the_others() -> None:
 
 
 def test_public_runs_lie_in_their_intervals_as_often_as_said() -> None:
-    """Of the 523 runs of `public-2026`; 88 % at the 80 % level, as intervals are made of the errors of runs left out."""
+    """Of the 523 runs of `public-2026`; 88 % at the 80 % level, as intervals are made of left-out errors."""
     runs = [*public_runs("finetune"), *public_runs("multi")]
     ours = [run for run in runs if SoftwareProfile.load(run.job.software).calibration == "public-2026"]
     rows = [row for row in validate(ours).rows if row.figure == "speed"]
