@@ -66,42 +66,75 @@ class MemoryParts:
         return self.reserved(habits) + habits.context_bytes + self.communication
 
 
-def moments(
-    workload: Workload, habits: MemoryHabits, *, sequences: FloatLike, padded_length: FloatLike
-) -> dict[Moment, MemoryParts]:
-    """Allocated bytes at each moment of a step on micro-batches of `sequences` rows of `padded_length` tokens."""
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Bytes that no batch changes. [byte]"""
+
+    weights: FloatLike
+    adapters: FloatLike
+    gradients: FloatLike
+    optimizer: FloatLike
+    copies: FloatLike  # of the optimizer's step, transient
+    expanded: FloatLike  # the largest quantized matrix in the compute type
+    gathered: FloatLike
+    collectives: FloatLike
+
+
+def held_bytes(workload: Workload, habits: MemoryHabits) -> Held:
+    """What a GPU holds whatever its batch."""
     recipe, layout = workload.recipe, workload.layout
-    tokens = sequences * padded_length / layout.context_parallel
     _, _, width = trained_elements(workload)
     stage, on_host = layout.zero_stage, layout.offload
-    weights = weight_bytes(workload)
-    adapters = 0.0 if recipe.trains_all else trained_per_gpu(workload, sharded=stage >= 3) * width
-    gradients = trained_per_gpu(workload, sharded=stage >= 2) * recipe.gradient_bytes
     stepped = trained_per_gpu(workload, sharded=stage >= 1)
-    optimizer = stepped * recipe.optimizer_bytes if on_host == "none" else 0.0
+    return Held(
+        weights=weight_bytes(workload),
+        adapters=0.0 if recipe.trains_all else trained_per_gpu(workload, sharded=stage >= 3) * width,
+        gradients=trained_per_gpu(workload, sharded=stage >= 2) * recipe.gradient_bytes,
+        optimizer=stepped * recipe.optimizer_bytes if on_host == "none" else 0.0,
+        copies=habits.optimizer_transient * stepped * width if recipe.optimizer_copies and on_host == "none" else 0.0,
+        expanded=max((u.matrix.weights for _, u in workload.uses() if u.quantized), default=0) * recipe.compute_bytes,
+        gathered=gathered_bytes(workload) if stage >= 3 or on_host == "parameters" else 0.0,
+        collectives=np.where(np.asarray(layout.num_gpus) > 1, habits.communication_bytes, 0.0)[()],
+    )
+
+
+def moments(
+    workload: Workload,
+    habits: MemoryHabits,
+    *,
+    sequences: FloatLike,
+    padded_length: FloatLike,
+    held: Held | None = None,
+) -> dict[Moment, MemoryParts]:
+    """Allocated bytes at each moment of a step on micro-batches of `sequences` rows of `padded_length` tokens.
+
+    `held` is `held_bytes(workload, habits)`, where it is known already.
+    """
+    recipe, layout = workload.recipe, workload.layout
+    held = held or held_bytes(workload, habits)
+    tokens = sequences * padded_length / layout.context_parallel
+    gradients, expanded, gathered = held.gradients, held.expanded, held.gathered
     flight = np.minimum(layout.pipeline_parallel, recipe.gradient_accumulation_steps) / layout.pipeline_parallel
     kept = flight * saved_activations(workload, habits, sequences=sequences, padded_length=padded_length)
     inputs = flight * quantized_inputs(workload, tokens=tokens) if recipe.keeps_inputs else 0.0
     live = live_layer(workload, habits, sequences=sequences, padded_length=padded_length)
-    expanded = max((u.matrix.weights for _, u in workload.uses() if u.quantized), default=0) * recipe.compute_bytes
     per_logit = habits.logits_full_tuning if recipe.trains_all else habits.logits
     logits = tokens * workload.model.vocab_size * per_logit / layout.tensor_parallel
     early = np.where(np.asarray(recipe.gradient_accumulation_steps) > 1, gradients, 0.0)[()]
-    copies = habits.optimizer_transient * stepped * width if recipe.optimizer_copies and on_host == "none" else 0.0
-    collectives = np.where(np.asarray(layout.num_gpus) > 1, habits.communication_bytes, 0.0)[()]
-    gathered = gathered_bytes(workload) if stage >= 3 or on_host == "parameters" else 0.0
     # a sharded layer's input is kept by the adapters' units once more until its backward pass is through
-    twice = habits.doubles_sharded_inputs and stage >= 3 and not recipe.trains_all
+    twice = habits.doubles_sharded_inputs and layout.zero_stage >= 3 and not recipe.trains_all
     back = 2.0 * kept if twice and recipe.recompute >= 1.0 else kept
 
     def parts(gradients: FloatLike, activations: FloatLike, logits: FloatLike, buffers: FloatLike) -> MemoryParts:
-        return MemoryParts(weights, adapters, gradients, optimizer, activations, logits, buffers, collectives)
+        return MemoryParts(
+            held.weights, held.adapters, gradients, held.optimizer, activations, logits, buffers, held.collectives
+        )
 
     return {
         "loss": parts(early, kept + inputs, logits, gathered),
         "backward": parts(early if recipe.trains_all else gradients, back + inputs + live, 0.0, expanded + gathered),
         "gradients": parts(gradients, inputs + live, 0.0, expanded + gathered),
-        "optimizer": parts(gradients, 0.0, 0.0, copies),
+        "optimizer": parts(gradients, 0.0, 0.0, held.copies),
     }
 
 
@@ -118,13 +151,12 @@ def max_micro_batch_size(workload: Workload, habits: MemoryHabits, *, padded_len
 
     Property: memory(b) <= capacity < memory(b + 1), by the very bytes that `peak` gives.
     """
-    capacity = workload.device.memory_bytes
+    capacity, held = workload.device.memory_bytes, held_bytes(workload, habits)
 
     def at(sequences: FloatLike) -> dict[Moment, MemoryParts]:
-        return moments(workload, habits, sequences=sequences, padded_length=padded_length)
+        return moments(workload, habits, sequences=sequences, padded_length=padded_length, held=held)
 
-    one_of_them = peak(workload, habits, sequences=1.0, padded_length=padded_length)[0] + np.asarray(capacity)
-    pair = np.reshape([1.0, 2.0], (2,) + (1,) * np.ndim(one_of_them))
+    pair = np.reshape([1.0, 2.0], (2,) + (1,) * _dimensions(workload, held, padded_length))
     rooms = []
     for parts in at(pair).values():
         one, two = np.broadcast_arrays(parts.device(habits), pair)[0]
@@ -137,6 +169,14 @@ def max_micro_batch_size(workload: Workload, habits: MemoryHabits, *, padded_len
     fits = _largest(p.device(habits) for p in at(near).values()) <= capacity
     best = np.where(fits[1], best + 1.0, np.where(fits[0], best, np.maximum(best - 1.0, 0.0)))
     return as_float(best)
+
+
+def _dimensions(workload: Workload, held: Held, padded_length: FloatLike) -> int:
+    """Of the arrays that stand for many configurations; 0 for one."""
+    recipe, layout = workload.recipe, workload.layout
+    batch = (padded_length, layout.context_parallel, recipe.gradient_accumulation_steps, recipe.num_experts_per_tok)
+    static = (held.weights, held.adapters, held.gradients, held.optimizer, held.collectives)
+    return max(np.ndim(x) for x in (workload.device.memory_bytes, *batch, *static) if x is not None)
 
 
 MOST_SEQUENCES: Final = 2.0**24

@@ -99,13 +99,15 @@ def step_times(workload: Workload, batches: Batches, profile: SoftwareProfile, c
 
     beside = SLOW_STREAM_EXPONENT if workload.device.link_is_pcie else STREAM_EXPONENT
     first = _table([op.forward for op in ops], batches, coefficients)
-    again = first * np.reshape([op.recomputed for op in ops], (1, -1) + (1,) * (first.ndim - 2))
     last = _table([op.backward for op in ops], batches, coefficients)
+    plain = _over(first[:7], batches.probability)
+    again = np.array([op.recomputed for op in ops], dtype=float) if recipe.recompute else None
     passes = [
-        _mean(first, batches, forward_exponent, beside),
-        _mean(again, batches, forward_exponent, beside) * recipe.recompute,
-        _mean(last, batches, host.overlap_exponent, beside),
+        _mean(first, plain, batches, forward_exponent, beside),
+        np.zeros_like(plain) if again is None else _mean(first, plain, batches, forward_exponent, beside, again),
+        _mean(last, _over(last[:7], batches.probability), batches, host.overlap_exponent, beside),
     ]
+    passes[1] *= recipe.recompute
     for one in passes:  # of one micro-batch so far; launches, FLOPs and bytes know no bubble and no factor
         one[TIMES] *= times
         one[COUNTS] *= counts
@@ -136,9 +138,13 @@ def _table(works: Sequence[Work], batches: Batches, c: Coefficients) -> Array:
     gpu, host, wire, launches, flops, moved, sm, stream = table
     for i, work in enumerate(works):
         if work is not NOTHING:
-            gpu[i] = work.seconds
-            host[i] = work.host * c.launch_s + work.host_s
-            launches[i], flops[i], moved[i], sm[i] = work.launches, work.flops, work.bytes, work.sm
+            gpu[i], launches[i], sm[i] = work.seconds, work.launches, work.sm
+            if not _is_nothing(work.host) or not _is_nothing(work.host_s):
+                host[i] = work.host * c.launch_s + work.host_s
+            if not _is_nothing(work.flops):
+                flops[i] = work.flops
+            if not _is_nothing(work.bytes):
+                moved[i] = work.bytes
             if work.wire is not None:
                 wire[i] = work.wire
             if work.stream is not None:
@@ -147,25 +153,37 @@ def _table(works: Sequence[Work], batches: Batches, c: Coefficients) -> Array:
     return table
 
 
-def _mean(table: Array, batches: Batches, exponent: float, beside: float) -> Array:
-    """Means over the batches of the rows of `PassTimes`.
+def _is_nothing(value: FloatLike) -> bool:
+    """A plain 0: the table has zeros already, and a write costs more than this question."""
+    return isinstance(value, float) and value == 0.0
+
+
+def _over(values: Array, weights: FloatLike) -> Array:
+    """Weighted sums along the last axis: a product with a vector, or with weights that have the values' other axes."""
+    return np.asarray(values @ weights if np.ndim(weights) == 1 else (values * weights).sum(axis=-1))
+
+
+def _mean(
+    table: Array, plain: Array, batches: Batches, exponent: float, beside: float, part: Array | None = None
+) -> Array:
+    """Means over the batches of the rows of `PassTimes`; `plain` are those of the table, `part` the operators that run.
 
     GPU and host time are combined; transfers that overlap join them in a power mean, the others add. What is exposed
     beyond the GPU's own time is shared out by host work and by transfers. Waiting for the slowest GPU is `wire`.
     """
     probability = batches.probability
-    gpu, host, stream = (table[i].sum(axis=0) for i in (0, 1, 7))
+    gpu, host, stream = (table[i].sum(axis=0) if part is None else np.tensordot(part, table[i], 1) for i in (0, 1, 7))
     busy = smooth_maximum(gpu, host, exponent)
     host_share = np.divide(busy - gpu, host, out=np.zeros_like(busy), where=host > 0)
-    mean = np.asarray((table[:7] * probability).sum(axis=-1))
-    mean[1] = (table[1] * (host_share * probability)).sum(axis=-1)
+    mean = plain.copy()
+    mean[1] = _over(table[1], host_share * probability)
     if batches.slowest is not None:
-        mean[2] += ((table[0] + table[1] * host_share) * (batches.slowest - probability)).sum(axis=-1)
+        mean[2] += _over(table[0] + table[1] * host_share, batches.slowest - probability)
     if stream.any():
         waits = smooth_maximum(busy, stream, beside) - busy
         share = np.divide(waits, stream, out=np.zeros_like(waits), where=stream > 0)
-        mean[2] += (table[7] * (share * probability)).sum(axis=-1)
-    return mean
+        mean[2] += _over(table[7], share * probability)
+    return mean if part is None else mean * part.reshape(-1, *(1,) * (mean.ndim - 2))
 
 
 SLOW_STREAM_EXPONENT: Final = 2.0
