@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal
 
+import numpy as np
 from pydantic import BaseModel
 
 from moecost.calibration import Calibration
@@ -28,6 +29,7 @@ from moecost.fitting import (
     MEMORY_KINDS,
     NOISE,
     Case,
+    Parameter,
     evidence_of,
     group_of,
     left_out_errors,
@@ -269,6 +271,40 @@ def _left_out_row(case: Case, log_error: float, spread: float, level: float) -> 
     assert field is not None
     return Row(figure="speed", field=field, measured=case.measured_s, predicted=predicted, low=predicted / factor,
                high=predicted * factor, **_of_run(case.run, case.resolved))  # fmt: skip
+
+
+def without(runs: Iterable[MeasuredRun], held: str | None, *, base: str = "hf-peft") -> tuple[float, float] | None:
+    """(median, mean) error of runs whose group a joint fit has not seen, with some parameters held at their priors.
+
+    Parameters
+    ----------
+    runs : measured runs with a speed.
+    held : a coefficient; `hardware` or `stacks`, all their factors; `everything`; None: nothing is held.
+    base : the profile whose priors hold.
+
+    Returns
+    -------
+    None where no free parameter is of that name, so that nothing would change.
+    """
+    problem, _, _ = stack_problem([run for run in _checked_runs(runs) if _speed_field(run) is not None], base)
+    kept = [i for i in problem.free if held is None or not _is_of(problem.parameters[i], held)]
+    if held is not None and len(kept) == len(problem.free):
+        return None
+    fewer = problem.with_free(kept)
+    errors, _ = left_out_errors(fewer, [group_of(case.run) for case in fewer.cases])
+    if errors is None:
+        raise FitError("all runs share one group, so none can be left out")
+    shares = np.abs(np.expm1(-errors))
+    return float(np.median(shares)), float(np.mean(shares))
+
+
+def _is_of(parameter: Parameter, held: str) -> bool:
+    if held == "hardware":
+        return parameter.hardware is not None
+    if held == "stacks":
+        return parameter.software is not None
+    plain = parameter.hardware is None and parameter.software is None
+    return held == "everything" or (plain and parameter.coefficient == held)
 
 
 def after_one_run(left_out: Report) -> Report:

@@ -29,9 +29,7 @@ def page() -> str:
 
 def test_the_figures_in_sample_are_those_of_the_page(script: ModuleType, page: str) -> None:
     wrong = script.differences(script.in_sample_text(), script.in_sample_of(page))
-    assert not wrong, "the page is out of date: run `python tools/make_accuracy.py` (5 to 10 minutes)\n" + "\n".join(
-        wrong
-    )
+    assert not wrong, "the page is out of date: run `python tools/make_accuracy.py` (10 minutes)\n" + "\n".join(wrong)
 
 
 def test_in_sample_and_left_out_have_the_same_runs(page: str) -> None:

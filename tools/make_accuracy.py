@@ -1,6 +1,6 @@
 """Write docs/accuracy.md: how far estimates are off, on the public runs that ship with moecost.
 
-    python tools/make_accuracy.py            # 5 to 10 minutes on four cores; to be run after each refit
+    python tools/make_accuracy.py            # 10 minutes on two cores; to be run after each refit
     python tools/make_accuracy.py --check    # seconds: only says whether the figures in sample are those of the page
 
 The same runs and calibrations give the same page.
@@ -19,9 +19,10 @@ from functools import cache
 from pathlib import Path
 
 from moecost.calibration import Calibration
+from moecost.coefficients import COEFFICIENT_NAMES
 from moecost.measurements import MeasuredRun, Runs, public_runs
 from moecost.software import SoftwareProfile
-from moecost.validation import Report, Row, Summary, after_one_run, cross_validate, validate
+from moecost.validation import Report, Row, Summary, after_one_run, cross_validate, validate, without
 
 PAGE = Path(__file__).parent.parent / "docs" / "accuracy.md"
 START, END = "<!-- in sample: start -->", "<!-- in sample: end -->"
@@ -31,7 +32,7 @@ WORST = 10
 
 HEAD = """# How far off estimates are
 
-Made by `python tools/make_accuracy.py` (5 to 10 minutes) from the public runs in `moecost/data/measurements` and the
+Made by `python tools/make_accuracy.py` (10 minutes) from the public runs in `moecost/data/measurements` and the
 calibrations fitted on them: {calibrations}. A run
 belongs to the calibration of its stack. What the short names of the sources stand for is in each row of those tables.
 A run's error is |predicted / measured - 1|, of the time of a step for speeds; the bias is the median of predicted /
@@ -240,6 +241,31 @@ def left_out_text() -> str:
     )
 
 
+HELD = (None, *COEFFICIENT_NAMES, "hardware", "stacks", "everything")
+
+
+def _without(held: str | None) -> tuple[float, float] | None:
+    return without(runs_of(CALIBRATIONS[0]), held)
+
+
+def bought_text() -> str:
+    with ProcessPoolExecutor() as pool:
+        found = dict(zip(HELD, pool.map(_without, HELD), strict=True))
+    names = {None: "nothing", "hardware": "factors of architectures", "stacks": "factors of stacks"}
+    rows = [[str(names.get(held, held)), *map(_percent, errors)] for held, errors in found.items() if errors]
+    return "\n".join(
+        [
+            "## What each coefficient bought",
+            "",
+            f"Error of runs whose group the fit of `{CALIBRATIONS[0]}` has not seen, when one coefficient is held at",
+            "its prior and the others are fitted anew. Coefficients that are not named are held in any case: these runs",
+            "cannot tell them from their priors.",
+            "",
+            *_table(["held at the prior", "median", "mean"], rows),
+        ]
+    )
+
+
 def _median(s: Summary | None) -> str:
     return "" if s is None else _percent(s.median_error)
 
@@ -275,7 +301,7 @@ def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterable[st
 def page() -> str:
     used = [Calibration.load(name) for name in CALIBRATIONS]
     head = HEAD.format(calibrations=", ".join(f"`{c.name}` of {c.date} ({c.num_runs} runs)" for c in used))
-    return f"{head}{left_out_text()}\n\n{START}\n{in_sample_text()}\n{END}\n\n{WRONG}"
+    return f"{head}{left_out_text()}\n\n{bought_text()}\n\n{START}\n{in_sample_text()}\n{END}\n\n{WRONG}"
 
 
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
