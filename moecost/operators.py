@@ -567,10 +567,7 @@ def _weight_transfers(context: _Context, layer: LayerKind, n: int, uses: Sequenc
     forward shares the latter); gradients are reduced once a step, or at each micro-batch where they are sharded.
     """
     layout, per_step = context.layout, context.per_step
-    # nobody waits for a slow network where it can be helped
-    hides = context.host.hides_gathers or bool(
-        np.all(np.asarray(layout.num_gpus) > np.asarray(context.device.gpus_per_node))
-    )
+    hides = context.host.hides_gathers
     gathered: FloatLike = 0.0
     reduced: FloatLike = 0.0
     streamed: FloatLike = 0.0

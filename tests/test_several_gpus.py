@@ -87,6 +87,15 @@ def test_more_gpus_are_never_slower_nor_better_than_so_many_of_one(method: str) 
         assert 0.7 * n < speed / speeds[0] < 1.01 * n
 
 
+def test_a_second_machine_does_not_make_the_first_faster() -> None:
+    speeds = [
+        quiet("meta-llama/Llama-3.1-70B", "h100-80gb-sxm", method="full", sequence_length=2048, num_gpus=n,
+              micro_batch_size=1, zero_stage=3, software="hf-peft").queries_per_second
+        for n in (8, 16)
+    ]  # fmt: skip
+    assert 1.5 < speeds[1] / speeds[0] < 2.05
+
+
 def test_no_weight_is_lost_between_the_gpus() -> None:
     """Expert groups that reach across tensor-parallel GPUs still hold every expert."""
     whole = 46_702_792_704 * 2 / 2**30

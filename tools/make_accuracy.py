@@ -258,8 +258,8 @@ def bought_text() -> str:
             "## What each coefficient bought",
             "",
             f"Error of runs whose group the fit of `{CALIBRATIONS[0]}` has not seen, when one coefficient is held at",
-            "its prior and the others are fitted anew. Coefficients that are not named are held in any case: these runs",
-            "cannot tell them from their priors.",
+            "its prior and the others are fitted anew. Coefficients that are not named are held in any case: these",
+            "runs cannot tell them from their priors.",
             "",
             *_table(["held at the prior", "median", "mean"], rows),
         ]
