@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import asdict
 from functools import cache
@@ -116,9 +118,22 @@ class Calibration(Checked):
         return _shipped(str(name_or_path))
 
     def save(self, path: str | Path) -> None:
-        """Write it as YAML, all at once."""
+        """Write it as YAML, all at once: a reader sees the whole file or none, and what was there stays on failure.
+
+        Raises
+        ------
+        InvalidInputError : the file cannot be written.
+        """
         text = yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=110)
-        Path(path).write_text(text, encoding="utf-8")
+        whole = Path(path)
+        part = whole.with_name(f".{whole.name}.part")
+        try:
+            part.write_text(text, encoding="utf-8")
+            os.replace(part, whole)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                part.unlink(missing_ok=True)
+            raise InvalidInputError(f"{path}: cannot be written: {error.strerror}") from None
 
     @property
     def shared(self) -> bool:

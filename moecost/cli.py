@@ -270,7 +270,7 @@ def fit(
     else:
         found = fitting.fit(runs, software, name=name)
     if out is not None:
-        _write_all_at_once(out, found)
+        found.save(out)
     _write(found.model_dump_json(indent=2) + "\n" if as_json else _fit_text(found, out))
 
 
@@ -294,17 +294,6 @@ def _check_writable(path: Path, suffixes: Sequence[str] = ()) -> None:
         raise InvalidInputError(f"{path}: the name of a calibration's file must end in {' or '.join(suffixes)}")
     if path.is_dir() or not path.absolute().parent.is_dir():
         raise InvalidInputError(f"{path}: cannot be written: " + ("is a folder" if path.is_dir() else "no such folder"))
-
-
-def _write_all_at_once(path: Path, calibration: Calibration) -> None:
-    """A reader sees the whole file or none; what was there stays where the writing fails."""
-    part = path.with_name(f".{path.name}.part")
-    try:
-        calibration.save(part)
-        os.replace(part, path)
-    except OSError as error:
-        part.unlink(missing_ok=True)
-        raise InvalidInputError(f"{path}: cannot be written: {error.strerror}") from None
 
 
 def _fit_text(c: Calibration, out: Path | None) -> str:

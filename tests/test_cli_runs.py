@@ -110,12 +110,12 @@ def test_a_calibration_is_replaced_whole_or_not_at_all(
     out = tmp_path / "mine.yaml"
     out.write_text("what was there", encoding="utf-8")
 
-    def full(self: Calibration, path: Path) -> None:
-        Path(path).write_text("half of it", encoding="utf-8")
+    def full(self: Path, text: str, encoding: str) -> None:
+        self.write_bytes(text[: len(text) // 2].encode(encoding))
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Calibration, "save", full)
+        patch.setattr(Path, "write_text", full)
         status, text, err = run("fit", runs, "-o", out)
     assert (status, text) == (2, "")
     assert err == f"moecost: error: {out}: cannot be written: No space left on device\n"
