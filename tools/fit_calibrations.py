@@ -14,61 +14,25 @@ A run belongs to the calibration that its software profile names.
 
 from __future__ import annotations
 
-import csv
 import sys
 from pathlib import Path
-from typing import Any
 
-from moecost import Calibration, Job, MeasuredRun, SoftwareProfile
+from moecost import Calibration, MeasuredRun, SoftwareProfile
 from moecost.fitting import PRIORS, fit, fit_stacks
 from moecost.measurements import public_runs
 
 ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "moecost" / "data" / "calibrations"
-PAPER = "arXiv:2408.04693"
-PAPER_QUERIES = 1000
-PAPER_GPUS = {"A40": "a40", "A100-40GB": "a100-40gb-pcie", "A100-80GB": "a100-80gb-pcie", "H100": "h100-80gb-sxm"}
-PAPER_JOBS: dict[str, dict[str, Any]] = {
-    "Mixtral": {
-        "model": "mistralai/Mixtral-8x7B-v0.1",
-        "method": "qlora",
-        "lora_rank": 16,
-        "lora_targets": ["w1", "w2", "w3", "gate"],
-        "weight_dtype": "nf4-dq",
-        "attention": "flash",
-        "gradient_checkpointing": "full",
-    },
-    "BlackMamba": {
-        "model": "Zyphra/BlackMamba-2.8B",
-        "method": "full",
-        "weight_dtype": "bf16",
-        "gradient_checkpointing": "none",
-    },
-}
-PAPER_DATASETS = {"CS": "commonsense-15k", "MATH": "math-14k"}
+sys.path.insert(0, str(ROOT / "tests"))  # the paper's points and recipes are read in one place
+import paper_runs  # noqa: E402
 
 
-def paper_runs(model: str) -> list[MeasuredRun]:
+def runs_of_the_paper(model: str) -> list[MeasuredRun]:
     """One epoch of 1,000 queries each, as the artifact timed them; without the points flagged as outliers."""
-    with (ROOT / "tests" / "data" / "paper" / "throughput.csv").open() as file:
-        rows = [r for r in csv.DictReader(file) if r["model"] == model and not r["flag"]]
     return [
-        MeasuredRun(
-            job=Job(
-                **PAPER_JOBS[model],
-                gpu=PAPER_GPUS[r["gpu"]],
-                dataset=PAPER_DATASETS[r["dataset"]],
-                num_queries=PAPER_QUERIES,
-                sequence_length=1024,
-                padding="longest",
-                num_experts_per_tok=8 if float(r["sparsity_fraction"]) == 1 else 2,
-                micro_batch_size=int(float(r["batch_size"])),
-                software="hf-peft-2024",
-            ),
-            run_hours=PAPER_QUERIES / float(r["queries_per_s"]) / 3600,
-            source=PAPER,
-        )
-        for r in rows
+        MeasuredRun(job=run.job(), run_hours=1000 / run.queries_per_second / 3600, source="arXiv:2408.04693")
+        for run in paper_runs.throughput()
+        if run.model == model and not run.flag
     ]
 
 
@@ -81,7 +45,7 @@ def family(name: str) -> list[MeasuredRun]:
 def refit(name: str) -> Calibration:
     if name in ("hf-peft-2024", "blackmamba-2024"):
         model = "Mixtral" if name == "hf-peft-2024" else "BlackMamba"
-        found = fit(paper_runs(model), software="hf-peft-2024", name=name, base=PRIORS)
+        found = fit(runs_of_the_paper(model), software="hf-peft-2024", name=name, base=PRIORS)
         gpus = "A40, A100 and H100" if model == "Mixtral" else "A40 only"
         note = f"fitted on the unflagged {model} points of Figs 14 and 15 ({gpus}): queries/s of one epoch of 1,000"
         # no run of the paper has a measured peak: the largest batches of its Table III bound the error of memory
