@@ -314,6 +314,8 @@ def _fit_text(c: Calibration, out: Path | None) -> str:
         lines += textwrap.wrap(f"time by stack: {_factors(c.software_factors)}", WIDTH, initial_indent="  ",
                                subsequent_indent="    ")  # fmt: skip
     lines.append("ERRORS: mean |predicted / measured - 1|")
+    if c.base_error is not None:
+        lines.append(f"  {'before the fit':<24}{percent(c.base_error):>10}  with {c.base}")
     if c.in_sample_error is not None:
         lines.append(f"  {'in sample':<24}{percent(c.in_sample_error):>10}")
     if c.cross_validated_error is None:
