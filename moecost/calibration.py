@@ -209,11 +209,6 @@ def calibration_names() -> tuple[str, ...]:
     return tuple(sorted(p.stem for p in (data_folder("data") / "calibrations").glob("*.yaml")))
 
 
-def coefficients_of(values: Coefficients, **each: Any) -> dict[str, Coefficient]:
-    """Plain numbers as coefficients with common attributes."""
-    return {name: Coefficient(value=value, **each) for name, value in asdict(values).items()}
-
-
 @cache
 def _shipped(name: str) -> Calibration:
     if name not in calibration_names():

@@ -291,11 +291,6 @@ def median_quote(gpu: str | GPUSpec, market: str = "on_demand", provider: str | 
     return found[(len(found) - 1) // 2]
 
 
-def providers() -> tuple[str, ...]:
-    """Providers with a quote in the catalogue."""
-    return tuple(sorted({row["provider"] for rows in _price_rows().values() for _, row in rows}))
-
-
 def read_quotes(path: str | Path) -> tuple[PriceQuote, ...]:
     """Quotes from a CSV with the columns of `PriceQuote` (`usd_per_gpu_hour` or `usd_per_hour_instance` is a must)."""
     return tuple(_quote(row, f"{path}, line {line}") for line, row in _csv_rows(read_text(path), str(path)))

@@ -625,9 +625,7 @@ def left_out_errors(
     for fold in split:
         out = np.array([g in fold for g in groups])
         best, _ = solve(problem.without(out), near)
-        apart = Problem([c for c, o in zip(problem.cases, out, strict=True) if o], problem.weights[out],
-                        problem.parameters, problem.free)  # fmt: skip
-        errors[out] = apart.log_errors(best)[0]
+        errors[out] = problem.without(~out).log_errors(best)[0]
     return errors, f"{len(split)} folds of {len(names)} groups (runs that differ in their batch alone are one group)"
 
 

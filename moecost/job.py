@@ -340,7 +340,7 @@ class Job(Checked, Described):
         if self.dataset is None and self.sequence_length is None:
             raise ValueError("sequence_length is missing: give it, or a dataset to take it from")
         b, a, g = self.micro_batch_size, self.gradient_accumulation_steps, self.global_batch_size
-        ranks = self.num_gpus // (self.tensor_parallel_size * self.pipeline_parallel_size * self.context_parallel_size)
+        ranks = self.data_parallel_size
         if b is not None and a is not None and g is not None and ranks and g != b * a * ranks:
             raise ValueError(
                 f"global_batch_size={g} is not micro_batch_size={b} x gradient_accumulation_steps={a} x {ranks} "
@@ -352,6 +352,23 @@ class Job(Checked, Described):
                 f"use {max(g // (b * ranks), 1) * b * ranks} or another micro_batch_size"
             )
         return self
+
+    @property
+    def model_parallel_size(self) -> int:
+        """GPUs that share one replica: tensor x pipeline x context parallel."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size * self.context_parallel_size
+
+    @property
+    def data_parallel_size(self) -> int:
+        """Replicas; 0 where there are too few GPUs for one."""
+        return self.num_gpus // self.model_parallel_size
+
+    @property
+    def asked_global_batch_size(self) -> int | None:
+        """Sequences of an optimizer step, as far as the job says; None where the micro-batch is left to memory."""
+        if self.global_batch_size is not None or self.micro_batch_size is None:
+            return self.global_batch_size
+        return self.micro_batch_size * (self.gradient_accumulation_steps or 1) * max(self.data_parallel_size, 1)
 
     def _adapters_have_a_method(self) -> None:
         """Adapter fields beside full tuning are a slip: a method left out, or one forgotten."""

@@ -124,7 +124,7 @@ def _tokens_per_second(run: MeasuredRun) -> Iterator[tuple[str, float]]:
     query = _tokens_per_query(job)
     if run.queries_per_second is not None:
         yield "queries_per_second", run.queries_per_second * query
-    batch = _global_batch(job)
+    batch = job.asked_global_batch_size
     if run.step_seconds is not None and batch is not None:
         row = float(job.sequence_length or query) if job.padding == "packed" else query
         yield "step_seconds", batch * row / run.step_seconds
@@ -143,15 +143,6 @@ def _tokens_per_query(job: Job) -> float:
 
 def _dataset(dataset: object) -> DatasetSpec:
     return dataset if isinstance(dataset, DatasetSpec) else DatasetSpec.load(dataset)  # type: ignore[arg-type]
-
-
-def _global_batch(job: Job) -> int | None:
-    if job.global_batch_size is not None:
-        return job.global_batch_size
-    if job.micro_batch_size is None:
-        return None
-    split = job.tensor_parallel_size * job.pipeline_parallel_size * job.context_parallel_size
-    return job.micro_batch_size * (job.gradient_accumulation_steps or 1) * max(job.num_gpus // split, 1)
 
 
 def _forward_flops_per_token(job: Job) -> float:

@@ -13,6 +13,7 @@ from moecost.measured_run import SPEED_FIELDS as SPEED_FIELDS
 from moecost.measured_run import MeasuredRun as MeasuredRun
 from moecost.measured_run import Runs as Runs
 from moecost.measured_run import refuse_impossible as refuse_impossible
+from moecost.software import SoftwareProfile
 
 PUBLIC: Final = ("finetune", "multi", "fits_or_oom")
 """Tables of public runs that ship with moecost."""
@@ -72,6 +73,12 @@ def _read(path: Path, fields: dict[str, Any]) -> tuple[list[MeasuredRun], list[s
     from moecost.run_logs import read_logs
 
     return read_logs(path, fields)
+
+
+def runs_behind(calibration: str) -> Runs:
+    """The public runs that a shipped calibration of many stacks was fitted on: those of the profiles that name it."""
+    tables = [public_runs("finetune"), public_runs("multi")]
+    return Runs(run for t in tables for run in t if SoftwareProfile.load(run.job.software).calibration == calibration)
 
 
 def public_runs(name: str = "finetune") -> Runs:

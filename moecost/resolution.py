@@ -247,7 +247,7 @@ REPLICA_SHARE: Final = 0.75
 
 def _layout(job: Job, model: ModelSpec, gpu: GPUSpec, profile: SoftwareProfile, notes: list[str]) -> Layout:
     """Data parallelism is what the other kinds leave of the GPUs."""
-    inner = job.tensor_parallel_size * job.pipeline_parallel_size * job.context_parallel_size
+    inner = job.model_parallel_size
     if job.num_gpus % inner:
         raise InvalidInputError(
             f"num_gpus={job.num_gpus} is no multiple of tensor x pipeline x context parallel = {inner}; "
@@ -355,10 +355,9 @@ def _data(
 
 def _whole_steps(job: Job) -> int:
     """Queries of the fewest whole steps that are `DEFAULT_QUERIES` or more."""
-    ranks = job.num_gpus // (job.tensor_parallel_size * job.pipeline_parallel_size * job.context_parallel_size)
-    a_step = job.global_batch_size
-    if a_step is None:
-        a_step = max(ranks, 1) * (job.micro_batch_size or 1) * (job.gradient_accumulation_steps or 1)
+    a_step = job.asked_global_batch_size
+    if a_step is None:  # whatever fits; of one sequence a micro-batch, whole steps still come out
+        a_step = max(job.data_parallel_size, 1) * (job.gradient_accumulation_steps or 1)
     return -(-DEFAULT_QUERIES // a_step) * a_step
 
 
@@ -441,12 +440,9 @@ def _likely_accumulation(job: Job) -> float:
     and a pipeline is full."""
     if job.gradient_accumulation_steps is not None or job.global_batch_size is None:
         return float(job.gradient_accumulation_steps or 1)
-    ranks = job.num_gpus / (job.tensor_parallel_size * job.pipeline_parallel_size * job.context_parallel_size)
-    return (
-        max(job.global_batch_size / ranks / job.micro_batch_size, 1.0)
-        if job.micro_batch_size
-        else float(max(job.pipeline_parallel_size, 2))
-    )
+    if job.micro_batch_size is None:
+        return float(max(job.pipeline_parallel_size, 2))
+    return max(job.global_batch_size / job.data_parallel_size / job.micro_batch_size, 1.0)
 
 
 def _device(job: Job, gpu: GPUSpec, notes: list[str]) -> Device:

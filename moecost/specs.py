@@ -111,11 +111,6 @@ class GPUSpec(SourcedSpec):
         return self.bandwidth_gb_per_s * GB
 
     @property
-    def link_bytes_per_s_one_way(self) -> float | None:
-        """GPU-to-GPU link, one direction; None where there is none. [byte/s]"""
-        return None if self.link_gb_per_s_bidirectional is None else self.link_gb_per_s_bidirectional / 2 * GB
-
-    @property
     def pcie_bytes_per_s_one_way(self) -> float | None:
         """PCIe, one direction, before encoding losses. [byte/s]"""
         return None if self.pcie_gb_per_s_bidirectional is None else self.pcie_gb_per_s_bidirectional / 2 * GB

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-KILO: Final = 1e3
 MEGA: Final = 1e6
 GIGA: Final = 1e9
 TERA: Final = 1e12
@@ -15,7 +14,6 @@ GIB: Final = float(2**30)
 """Binary gigabyte: what drivers and PyTorch report. [byte]"""
 MIB: Final = float(2**20)
 
-MICROSECOND: Final = 1e-6
 MILLISECOND: Final = 1e-3
 HOUR: Final = 3600.0
 

@@ -33,6 +33,16 @@ BLACKMAMBA: dict[str, Any] = {
     "gradient_checkpointing": "none",
     "software": "hf-peft-2024",
 }
+BUDGET: dict[str, Any] = {
+    "method": "qlora",
+    "lora_targets": ["w1", "w2", "w3", "gate"],
+    "dataset": "math-14k",
+    "sequence_length": 1024,
+    "epochs": 10,
+    "price": 0.79,
+    "software": "hf-peft-2024",
+}
+"""The README's question, on an A40; beside model and GPU."""
 RECIPE = {"Mixtral": MIXTRAL, "BlackMamba": BLACKMAMBA}
 # The paper names no form factors: PCIe for the A100s and SXM for the H100 fit its figures best.
 GPU = {

@@ -12,6 +12,7 @@ from inspect import signature
 from pathlib import Path
 from typing import Any
 
+import paper_runs
 import pytest
 from typer.testing import CliRunner
 
@@ -24,17 +25,7 @@ from moecost.report import WIDTH, as_text
 CONFIG = {"hidden_size": 1024, "num_hidden_layers": 4, "num_attention_heads": 16, "intermediate_size": 4096,
           "vocab_size": 32000, "name": "tiny"}  # fmt: skip
 TINY = ["--set", f"model={json.dumps(CONFIG)}", "--gpu", "a40", "--sequence-length", "512"]
-PAPER: dict[str, Any] = {
-    "model": "mixtral-8x7b",
-    "gpu": "a40",
-    "method": "qlora",
-    "lora_targets": ["w1", "w2", "w3", "gate"],
-    "dataset": "math-14k",
-    "sequence_length": 1024,
-    "epochs": 10,
-    "price": 0.79,
-    "software": "hf-peft-2024",
-}
+PAPER: dict[str, Any] = {"model": "mixtral-8x7b", "gpu": "a40", **paper_runs.BUDGET}
 PAPER_OPTIONS = [
     "--model", "mixtral-8x7b", "--gpu", "a40", "--method", "qlora", "--lora-targets", "w1, w2,w3,gate",
     "--dataset", "math-14k", "--sequence-length", "1024", "--epochs", "10", "--price", "0.79",

@@ -7,6 +7,7 @@ import re
 from html.parser import HTMLParser
 from typing import Any
 
+import paper_runs
 import pytest
 
 from moecost import Estimate, GPUSpec, PriceQuote, estimate
@@ -29,15 +30,7 @@ from moecost.report import (
 DENSE = {"hidden_size": 1024, "num_hidden_layers": 4, "num_attention_heads": 16, "intermediate_size": 4096,
          "vocab_size": 32000, "name": "tiny"}  # fmt: skip
 SPARSE = {**DENSE, "model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2}
-PAPER: dict[str, Any] = {
-    "method": "qlora",
-    "lora_targets": ["w1", "w2", "w3", "gate"],
-    "dataset": "math-14k",
-    "sequence_length": 1024,
-    "epochs": 10,
-    "price": 0.79,
-    "software": "hf-peft-2024",
-}
+PAPER = paper_runs.BUDGET
 
 
 @pytest.fixture(scope="module")

@@ -17,9 +17,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from moecost import Calibration, MeasuredRun, SoftwareProfile
+from moecost import Calibration, MeasuredRun
 from moecost.fitting import PRIORS, fit, fit_stacks
-from moecost.measurements import public_runs
+from moecost.measurements import runs_behind
 
 ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "moecost" / "data" / "calibrations"
@@ -36,12 +36,6 @@ def runs_of_the_paper(model: str) -> list[MeasuredRun]:
     ]
 
 
-def family(name: str) -> list[MeasuredRun]:
-    """The public runs whose stack uses this calibration."""
-    runs = [*public_runs("finetune"), *public_runs("multi")]
-    return [run for run in runs if SoftwareProfile.load(run.job.software).calibration == name]
-
-
 def refit(name: str) -> Calibration:
     if name in ("hf-peft-2024", "blackmamba-2024"):
         model = "Mixtral" if name == "hf-peft-2024" else "BlackMamba"
@@ -50,7 +44,7 @@ def refit(name: str) -> Calibration:
         note = f"fitted on the unflagged {model} points of Figs 14 and 15 ({gpus}): queries/s of one epoch of 1,000"
         # no run of the paper has a measured peak: the largest batches of its Table III bound the error of memory
         return found.model_copy(update={"notes": (note,), "log_sd_memory": 0.05 if model == "Mixtral" else 0.08})
-    found = fit_stacks(family(name), name=name)
+    found = fit_stacks(runs_behind(name), name=name)
     note = "fitted on public runs, each source weighing as the square root of its runs, users' reports less"
     return found.model_copy(update={"notes": (note, *found.notes)})
 

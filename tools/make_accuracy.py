@@ -20,8 +20,7 @@ from pathlib import Path
 
 from moecost.calibration import Calibration
 from moecost.coefficients import COEFFICIENT_NAMES
-from moecost.measurements import MeasuredRun, Runs, public_runs
-from moecost.software import SoftwareProfile
+from moecost.measurements import Runs, public_runs, runs_behind
 from moecost.validation import Report, Row, Summary, after_one_run, cross_validate, validate, without
 
 PAGE = Path(__file__).parent.parent / "docs" / "accuracy.md"
@@ -77,10 +76,6 @@ def known_runs() -> Runs:
     """What the calibrations were fitted on."""
     tables = [public_runs("finetune"), public_runs("multi")]
     return Runs([run for table in tables for run in table], [why for table in tables for why in table.refused])
-
-
-def runs_of(calibration: str) -> list[MeasuredRun]:
-    return [run for run in known_runs() if SoftwareProfile.load(run.job.software).calibration == calibration]
 
 
 @cache
@@ -189,7 +184,7 @@ def _refused(report: Report) -> Iterable[str]:
 def _left_out(what: tuple[str, str]) -> Report:
     calibration, by = what
     folds = SOURCE_FOLDS if by == "source" else None
-    return cross_validate(runs_of(calibration), by, folds)  # type: ignore[arg-type]
+    return cross_validate(runs_behind(calibration), by, folds)  # type: ignore[arg-type]
 
 
 SOURCE_FOLDS = 7
@@ -245,7 +240,7 @@ HELD = (None, *COEFFICIENT_NAMES, "hardware", "stacks", "everything")
 
 
 def _without(held: str | None) -> tuple[float, float] | None:
-    return without(runs_of(CALIBRATIONS[0]), held)
+    return without(runs_behind(CALIBRATIONS[0]), held)
 
 
 def bought_text() -> str:
