@@ -29,6 +29,7 @@ LAYERS: list[list[str]] = [
         "communication",
         "cost",
         "workload",
+        "schedule",
         "published",
     ],
     ["spec_files", "checked", "field_docs", "specs", "catalog"],
@@ -51,7 +52,18 @@ READERS = ("recipe", "run_", "trainer", "log_", "measure")
 FORMULAS = frozenset(
     {
         *("units", "arrays", "coefficients", "quantities", "storage", "lengths", "roofline", "experts"),
-        *("communication", "cost", "workload", "components", "parameters", "flops", "operators", "step", "memory"),
+        *(
+            "communication",
+            "cost",
+            "workload",
+            "schedule",
+            "components",
+            "parameters",
+            "flops",
+            "operators",
+            "step",
+            "memory",
+        ),
         *("adaptation", "footprint"),
     }
 )
