@@ -16,6 +16,7 @@ from moecost.specs import GPUSpec, NodeSpec, PriceQuote
 
 if _typing.TYPE_CHECKING:
     from moecost.measurements import MeasuredRun
+    from moecost.sweeping import Sweep, sweep, sweep_to_parquet
 
 __all__ = [
     "Calibration",
@@ -29,12 +30,15 @@ __all__ = [
     "NodeSpec",
     "PriceQuote",
     "SoftwareProfile",
+    "Sweep",
     "datasets",
     "estimate",
     "gpus",
     "models",
     "nodes",
     "software_profiles",
+    "sweep",
+    "sweep_to_parquet",
 ]
 
 
@@ -44,6 +48,10 @@ def __getattr__(name: str) -> _typing.Any:
         from moecost.measurements import MeasuredRun
 
         return MeasuredRun
+    if name in ("Sweep", "sweep", "sweep_to_parquet"):
+        from moecost import sweeping
+
+        return getattr(sweeping, name)
     if name == "__version__":
         from importlib.metadata import version
 

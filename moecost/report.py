@@ -5,11 +5,14 @@ from __future__ import annotations
 import html
 import math
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Final, Literal
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final, Literal
 
 from moecost.results import Estimate, Memory
+
+if TYPE_CHECKING:
+    from moecost.sweeping import Sweep
 
 WIDTH: Final = 100
 """Columns of the text."""
@@ -314,6 +317,51 @@ def _ratio(part: float, whole: float) -> float:
     return part / whole if whole else 0.0
 
 
+# --------------------------------------------------------------------------------------------------------- sweep
+def sweep_as_text(sweep: Sweep, width: int = WIDTH) -> str:
+    """What a sweep covers, how much of it fits, and its cheapest and fastest rows, as plain text."""
+    return _as_text(list(_sweep_sections(sweep)), width)
+
+
+def sweep_as_html(sweep: Sweep) -> str:
+    """The same as one self-contained `<div>`."""
+    return _as_html(_sweep_sections(sweep))
+
+
+def _sweep_sections(sweep: Sweep) -> Iterator[Section]:
+    found = sweep.summary()
+    axes = {name: _axis(values) for name, values in found["axes"].items()}
+    yield replace(_facts("Sweep", axes), summary=_number(found["rows"], "row", "rows"))
+    best = {name: found[name] for name in ("cheapest", "fastest") if name in found}
+    rows = tuple(Row(name, (*_rates(row), _varied(sweep, row))) for name, row in best.items())
+    columns: tuple[tuple[str, Align], ...] = (("dollars", ">"), ("hours", ">"), ("queries/s", ">"), ("row", "<"))
+    share = percent(_ratio(found["fits"], found["rows"]))
+    yield Section("Answer", f"{found['fits']:,} rows fit ({share})", columns if rows else (), rows)
+    if found["reasons"]:
+        most = sorted(found["reasons"].items(), key=lambda item: -item[1])[:REASONS_SHOWN]
+        yield Section("Other rows", sentences=tuple(f"{_number(n, 'row', 'rows')}: {why}" for why, n in most))
+
+
+REASONS_SHOWN: Final = 4
+VALUES_SHOWN: Final = 6
+
+
+def _axis(values: Sequence[object]) -> str:
+    if len(values) > VALUES_SHOWN:
+        return f"{len(values)} values, {values[0]} to {values[-1]}"
+    return ", ".join(map(str, values))
+
+
+def _rates(row: Mapping[str, float]) -> tuple[str, str, str]:
+    return dollars(row["cost_usd"]), significant(row["hours"]), significant(row["queries_per_second"])
+
+
+def _varied(sweep: Sweep, row: Mapping[str, object]) -> str:
+    """What tells a row apart: axes of several values, and the batch."""
+    names = [name for name, values in sweep.axes.items() if len(values) > 1]
+    return ", ".join(f"{name} {row[name]}" for name in dict.fromkeys([*names, "micro_batch_size"]))
+
+
 # ---------------------------------------------------------------------------------------------------------- text
 BAR: Final = 20
 """Longest bar. [column]"""
@@ -323,8 +371,11 @@ GAP: Final = 2
 
 def as_text(estimate: Estimate, width: int = WIDTH) -> str:
     """The estimate as plain text of at most `width` columns (and at least `MIN_WIDTH`)."""
+    return _as_text(list(_sections(estimate)), width)
+
+
+def _as_text(sections: Sequence[Section], width: int) -> str:
     width = max(width, MIN_WIDTH)
-    sections = list(_sections(estimate))
     label = max(len(row.name) for section in sections for row in section.rows)
     return "\n\n".join("\n".join(_text(section, label, width)) for section in sections)
 
@@ -394,7 +445,11 @@ _CELL = "padding:1px 8px;border:0;background:transparent;color:inherit;vertical-
 
 def as_html(estimate: Estimate) -> str:
     """The estimate as one self-contained `<div>`, for notebooks with a light or a dark background."""
-    body = "".join(_html(section) for section in _sections(estimate))
+    return _as_html(_sections(estimate))
+
+
+def _as_html(sections: Iterable[Section]) -> str:
+    body = "".join(_html(section) for section in sections)
     return f'<div style="font-size:13px;line-height:1.4;max-width:64em;color:inherit">{body}</div>'
 
 

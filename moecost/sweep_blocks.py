@@ -27,7 +27,7 @@ from moecost.resolution import Resolved, longest_of, price, resolve, waited_for
 from moecost.schedule import Asked, Schedule, run_saves, run_steps, schedule
 from moecost.step import micro_batch_seconds, optimizer_seconds, passes_of_a_step
 from moecost.sweep_axes import ADAPTER_FIELDS, Axes, loaded, num_rows
-from moecost.units import GIB, HOUR
+from moecost.units import GIB
 from moecost.workload import Batches, Workload
 
 Array: TypeAlias = NDArray[np.float64]
@@ -130,7 +130,7 @@ class _Member:
     """A resolved job that stands for a group, what its GPU-hour costs, and the GPUs it may have: positions."""
 
     resolved: Resolved
-    usd_per_gpu_hour: float
+    usd_per_gpu_hour: float | None
     gpus: list[int]
 
     def is_like(self, other: _Member) -> bool:
@@ -177,7 +177,7 @@ def _member(fields: Mapping[str, Any], gpus: int) -> _Member:
     job = Job(**{name: value for name, value in fields.items() if name not in left_out})
     resolved = resolve(job)
     usd = None if number else price(job, resolved.gpu, [])[0]
-    return _Member(resolved, math.nan if usd is None else usd, [gpus])
+    return _Member(resolved, usd, [gpus])
 
 
 def _parts(picked: Picked, padded_to_longest: bool) -> Iterator[Picked]:
@@ -278,7 +278,7 @@ def _figures(member: _Member, numbers: Mapping[str, FloatLike]) -> tuple[dict[st
 
     epoch = schedule(rows=np.ceil(rows / ranks), micro_batch_size=batch, accumulation=accumulation)
     a_micro_batch, its_tokens = _micro_batches(r, numbers.get("lora_rank"), ranks, batch, epoch, cut)
-    counts, times = passes_of_a_step(workload.layout, epoch.per_step)
+    _, times = passes_of_a_step(workload.layout, epoch.per_step)
     optimizer, clip = optimizer_seconds(workload, profile, r.coefficients)
     step_s = times * a_micro_batch + (optimizer + clip + profile.run.step_overhead_s)
     has_rates = whole if job.on_oom == "report" else codes == FITS
@@ -294,7 +294,7 @@ def _figures(member: _Member, numbers: Mapping[str, FloatLike]) -> tuple[dict[st
         save_s=cost.save_seconds(saved_bytes=saved, bytes_per_s=profile.run.save_bytes_per_s),
         startup_s=profile.run.startup_s,
     )
-    usd = numbers.get("price", member.usd_per_gpu_hour)
+    usd = numbers.get("price", math.nan if member.usd_per_gpu_hour is None else member.usd_per_gpu_hour)
     memory = {"allocated_gib": allocated, "reserved_gib": reserved, "device_gib": device}
     figures = {
         "micro_batch_size": np.where(whole, batch, 0)[()],

@@ -39,7 +39,8 @@ LAYERS: list[list[str]] = [
     ["adaptation", "footprint", "operators", "step", "memory"],
     ["job", "topology", "results", "resolution", "advice", "estimation"],
     ["prices", "READERS"],
-    ["fitting", "validation_report", "validation", "sweeping", "planning"],
+    ["progress", "sweep_axes", "sweep_blocks", "sweep_files", "sweeping"],
+    ["fitting", "validation_report", "validation", "planning"],
     ["report", "plotting", "probe"],
     ["cli", "__main__"],
     ["__init__"],
@@ -76,13 +77,15 @@ UPWARD = frozenset(
         ("specs", "catalog"),
         ("architecture", "software"),
         ("results", "report"),
+        ("sweeping", "report"),
         ("job", "recipes"),
     }
 )
 LAZY = {
     "scipy": {"fitting", "published"},
     "matplotlib": {"plotting", "validation_report"},
-    "pandas": {"sweeping", "planning"},
+    "pandas": {"sweep_files", "planning"},
+    "pyarrow": {"sweep_files"},
 }
 """Heavy packages, who may import them, and only inside of functions."""
 AT_THE_TOP = {
@@ -226,11 +229,13 @@ def test_few_modules_read_files_or_the_command_line(package: str) -> None:
 
 
 def test_the_library_knows_nothing_of_its_presentation() -> None:
-    """`results` prints itself through `report`, inside of its methods; the command line stands above all."""
+    """Results print themselves through `report`, inside of their methods; the command line stands above all."""
     users = {(i.by, i.what[1:], i.inside_a_function) for i in imports() if i.what in (".cli", ".report", ".plotting")}
     below = {u for u in users if u[0] not in ("cli", "__main__", "plotting", "__init__", "report")}
-    assert below <= {("results", "report", True)}
-    assert not any(i.what.split(".")[0] in ONLY_CLI for i in imports() if i.by not in ("cli", "__main__", "report"))
+    assert below <= {("results", "report", True), ("sweeping", "report", True)}
+    assert not any(
+        i.what.split(".")[0] in ONLY_CLI for i in imports() if i.by not in ("cli", "__main__", "report", "progress")
+    )
 
 
 def test_estimation_does_not_know_of_fitting() -> None:
