@@ -25,6 +25,7 @@ Axes: TypeAlias = dict[str, tuple[Any, ...]]
 """Values by field of `Job`, the last axis fastest."""
 
 PLURAL: Final = {"models": "model", "gpus": "gpu"}
+MOST_VALUES: Final = 1_000_000
 ADAPTER_FIELDS: Final = ("lora_rank", "lora_targets")
 
 
@@ -40,7 +41,7 @@ def read_axes(given: Mapping[str, Any]) -> Axes:
             hint = f"; write {plural}= in place of {field}=" if field in given else f": {plural}=['...'] names some"
             raise InvalidInputError(f"{plural} is missing{hint}")
     axes = {PLURAL.get(name, name): _axis(name, value) for name, value in given.items()}
-    if "dataset" not in axes and "sequence_length" not in axes:
+    if all(value is None for name in ("dataset", "sequence_length") for value in axes.get(name, ())):
         raise InvalidInputError("sequence_length is missing: give it, or a dataset to take it from")
     if "method" not in axes:
         for name in ADAPTER_FIELDS:  # the job's own message: a method is missing
@@ -74,6 +75,8 @@ def _values(field: str, given: Any) -> list[Any]:
         return [given.item() if isinstance(given, np.generic) else given]
     if isinstance(given, set | frozenset):
         raise InvalidInputError(f"{field} is a set, which has no order; give its values as a list")
+    if len(given) > MOST_VALUES:
+        raise InvalidInputError(f"{field} has {len(given):,} values; an axis has {MOST_VALUES:,} at most")
     values = given.tolist() if hasattr(given, "tolist") else list(given)  # type: ignore[call-overload]
     values = [value.item() if isinstance(value, np.generic) else value for value in values]
     return [values] if field == "lora_targets" and all(isinstance(v, str) for v in values) else values
@@ -94,7 +97,7 @@ def _checked(name: str, field: str, value: Any) -> Any:
 
 
 def _shown(value: Any) -> str:
-    return f"{getattr(value, 'name', value)!r:.80}"
+    return f"{value.name if isinstance(value, ModelSpec | GPUSpec) else value!r:.80}"
 
 
 @cache

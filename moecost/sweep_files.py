@@ -52,7 +52,10 @@ def write_parquet(sweep: Sweep, path: str | Path) -> None:
         found = sweep.coded(name, rows)
         if isinstance(found, np.ndarray):
             return pyarrow.array(found)
-        return pyarrow.DictionaryArray.from_arrays(pyarrow.array(found[0]), pyarrow.array(found[1], pyarrow.string()))
+        codes, texts = found
+        return pyarrow.DictionaryArray.from_arrays(
+            pyarrow.array(codes, mask=codes < 0), pyarrow.array(texts, pyarrow.string())
+        )
 
     def table(rows: slice) -> pyarrow.Table:
         return pyarrow.table({name: column(name, rows) for name in sweep.columns})

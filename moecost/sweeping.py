@@ -41,8 +41,10 @@ BEST: Final = {"cheapest": "cost_usd", "fastest": "queries_per_second"}
 """Rows that a summary names, and the figure that each has the best of."""
 FIGURE_OF: Final = {"memory": "{}", "step": "step_{}"}
 """Columns named as an `Estimate` names them: `memory.device_gib`, `step.seconds`."""
+MISSING: Final = -1
+"""Code of None."""
 Coded: TypeAlias = NDArray[Any] | tuple[NDArray[np.int32], list[Any]]
-"""Numbers; or codes into texts."""
+"""Numbers; or codes into texts, `MISSING` where there is none."""
 SHOWN_PARTS: Final = 5
 
 
@@ -239,7 +241,10 @@ class Sweep:
 
     def __getitem__(self, name: str) -> NDArray[Any]:
         found = self.coded(name)
-        return found if isinstance(found, np.ndarray) else np.array(found[1], dtype=object)[found[0]]
+        if isinstance(found, np.ndarray):
+            return found
+        codes, texts = found
+        return np.array([*texts, None], dtype=object)[codes]  # `MISSING` is the last
 
     def coded(self, name: str, rows: slice = slice(None)) -> Coded:
         """A column, or (codes, texts) of one that holds texts, which takes less memory.
@@ -260,11 +265,14 @@ class Sweep:
             raise UnknownNameError("column", str(name), self.columns, f"There are {', '.join(self.columns)}.")
         values = self.axes[name]
         positions = self._positions(name, np.arange(*rows.indices(len(self))))
-        texts = [_text(value) for value in values]
         if all(isinstance(value, bool | int | float) for value in values):
             return np.array(values)[positions]
-        distinct = list(dict.fromkeys(texts))
-        return np.array([distinct.index(text) for text in texts], np.int32)[positions], distinct
+        if all(value is None or (isinstance(value, int | float) and not isinstance(value, bool)) for value in values):
+            return np.array(values, dtype=np.float64)[positions]  # None as NaN
+        texts = [_text(value) for value in values]
+        distinct = [text for text in dict.fromkeys(texts) if text is not None]
+        codes = [MISSING if text is None else distinct.index(text) for text in texts]
+        return np.array(codes, np.int32)[positions], distinct
 
     def _positions(self, name: str, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """Of rows in the values of an axis."""
@@ -279,13 +287,19 @@ class Sweep:
     def row(self, i: int) -> dict[str, Any]:
         """One row by column; a negative number counts from the end."""
         i = self._row(i)
-        found = {name: self.coded(name, slice(i, i + 1)) for name in self.columns}
-        return {n: c[0].item() if isinstance(c, np.ndarray) else c[1][c[0][0]] for n, c in found.items()}
+        block, code = self._block, int(self._block.codes[i])
+        axes = {name: _plain(value) for name, value in self._values(i).items() if name not in FIGURES}
+        figures = {name: column[i].item() for name, column in block.figures.items()}
+        return {**axes, "fits": code == FITS, "reason": block.reasons[code], **figures}
+
+    def _values(self, i: int) -> dict[str, Any]:
+        """Of the axes in one row, as `Job` holds them."""
+        row = np.array([i])
+        return {name: values[self._positions(name, row)[0]] for name, values in self.axes.items()}
 
     def job(self, i: int) -> Job:
         """The job of a row; what contradicts itself is no job and raises."""
-        row = np.array([self._row(i)])
-        fields = {name: values[self._positions(name, row)[0]] for name, values in self.axes.items()}
+        fields = self._values(self._row(i))
         full = fields.get("method", "full") == "full"
         return Job(**{name: value for name, value in fields.items() if not (full and name in ADAPTER_FIELDS)})
 
