@@ -131,8 +131,9 @@ class Schedule:
 def schedule(*, rows: FloatLike, micro_batch_size: FloatLike, accumulation: FloatLike) -> Schedule:
     """An epoch of `rows` sequences a GPU.
 
-    >>> schedule(rows=10.0, micro_batch_size=4, accumulation=2)
-    Schedule(full=2.0, rest=2.0, micro_batches=3.0, steps=2.0)
+    >>> found = schedule(rows=10.0, micro_batch_size=4, accumulation=2)
+    >>> found.full, found.rest, float(found.micro_batches), float(found.steps)
+    (2.0, 2.0, 3.0, 2.0)
     """
     full = rows // micro_batch_size
     rest = rows - full * micro_batch_size
