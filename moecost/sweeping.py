@@ -24,7 +24,8 @@ from moecost.progress import progress_bar
 from moecost.results import Estimate
 from moecost.specs import PriceQuote
 from moecost.sweep_axes import ADAPTER_FIELDS, PLURAL, Axes, num_rows, read_axes, split
-from moecost.sweep_blocks import FIGURES, FITS, Block, evaluate
+from moecost.sweep_blocks import Block, evaluate
+from moecost.sweep_figures import FIGURES, FITS
 from moecost.sweep_files import to_frame, write_csv, write_parquet, write_text
 
 if TYPE_CHECKING:
@@ -260,7 +261,7 @@ class Sweep:
         if name == "fits":
             return np.asarray(self._block.codes[rows] == FITS)
         if name == "reason":
-            return self._block.codes[rows], self._block.reasons
+            return self._block.codes[rows], list(self._block.reasons)
         if name not in self.axes:
             raise UnknownNameError("column", str(name), self.columns, f"There are {', '.join(self.columns)}.")
         values = self.axes[name]
@@ -290,7 +291,7 @@ class Sweep:
         block, code = self._block, int(self._block.codes[i])
         axes = {name: _plain(value) for name, value in self._values(i).items() if name not in FIGURES}
         figures = {name: column[i].item() for name, column in block.figures.items()}
-        return {**axes, "fits": code == FITS, "reason": block.reasons[code], **figures}
+        return {**axes, "fits": code == FITS, "reason": list(block.reasons)[code], **figures}
 
     def _values(self, i: int) -> dict[str, Any]:
         """Of the axes in one row, as `Job` holds them."""

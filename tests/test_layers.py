@@ -39,7 +39,7 @@ LAYERS: list[list[str]] = [
     ["adaptation", "footprint", "operators", "step", "memory"],
     ["job", "topology", "results", "resolution", "advice", "estimation"],
     ["prices", "READERS"],
-    ["progress", "sweep_axes", "sweep_blocks", "sweep_files", "sweeping"],
+    ["progress", "sweep_axes", "sweep_figures", "sweep_blocks", "sweep_files", "sweeping"],
     ["fitting", "validation_report", "validation", "planning"],
     ["report", "plotting", "probe"],
     ["cli", "__main__"],

@@ -26,7 +26,7 @@ from moecost.cli import axis_values
 from moecost.errors import InvalidInputError, UnknownNameError, WorkerError
 from moecost.schedule import Asked, largest_divisor, schedule
 from moecost.sweep_axes import num_rows, read_axes, split
-from moecost.sweep_blocks import FIGURES
+from moecost.sweep_figures import FIGURES
 
 pytestmark = pytest.mark.filterwarnings("ignore::moecost.errors.OutOfRangeWarning")
 
