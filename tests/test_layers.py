@@ -45,13 +45,13 @@ LAYERS: list[list[str]] = [
         "prices.skypilot",
         "prices.gpuhunt_tables",
         "prices.book",
-        "prices.live",
+        "prices.gpuhunt_live",
         "prices",
         "READERS",
     ],
     ["fitting", "validation_report", "validation", "sweeping", "planning"],
     ["report", "plotting", "probe"],
-    ["cli", "__main__"],
+    ["cli_prices", "cli", "__main__"],
     ["__init__"],
 ]
 ORDER = [name for layer in LAYERS for name in layer]
@@ -82,6 +82,7 @@ LAZY = {
     "scipy": {"fitting", "published"},
     "matplotlib": {"plotting", "validation_report"},
     "pandas": {"sweeping", "planning"},
+    "gpuhunt": {"prices.gpuhunt_live"},
 }
 """Heavy packages, who may import them, and only inside of functions."""
 AT_THE_TOP = {

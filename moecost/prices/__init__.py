@@ -11,7 +11,6 @@ Nothing here is read, and nothing is asked of a network, unless called.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -19,15 +18,13 @@ from moecost import catalog
 from moecost.errors import InvalidInputError
 from moecost.prices import gpuhunt_tables, own, skypilot
 from moecost.prices.book import STALE_AFTER_DAYS, Dropped, PriceBook, PriceRange, age_note
-from moecost.prices.live import live
-from moecost.prices.rows import Context, RowError
-from moecost.prices.tables import Table, tables
+from moecost.prices.gpuhunt_live import live
+from moecost.prices.rows import Context, RowError, quote
+from moecost.prices.tables import Table, find_tables
 from moecost.sources import UNDATED
 from moecost.specs import PriceQuote
 
 __all__ = ["STALE_AFTER_DAYS", "Dropped", "PriceBook", "PriceRange", "age_note", "live", "read", "shipped"]
-
-_DATE = re.compile(r"\d{4}(-\d\d(-\d\d)?)?\Z")
 
 
 def shipped() -> PriceBook:
@@ -70,7 +67,7 @@ def read(
     InvalidInputError : the file cannot be read, or lacks a column.
     """
     _check(date, currency, usd_per)
-    found = tables(path)
+    found = find_tables(path)
     quotes: dict[PriceQuote, None] = {}
     dropped: list[Dropped] = []
     for table in found:
@@ -122,8 +119,10 @@ def _read(
 
 
 def _check(date: str | None, currency: str | None, usd_per: Mapping[str, float] | None) -> None:
-    if date is not None and not _DATE.match(date):
-        raise InvalidInputError(f"date={date!r:.40} must be a year, month or day, such as 2026-11-30")
+    try:
+        quote(usd_per_gpu_hour=1.0, date=date or UNDATED)
+    except RowError:
+        raise InvalidInputError(f"date={date!r:.40} must be a year, month or day, such as 2026-11-30") from None
     for code in filter(None, [currency, *(usd_per or {})]):
         if not (len(code) == 3 and code.isascii() and code.isupper()):
             raise InvalidInputError(f"currency {code!r:.20} must be three capital letters, such as EUR")

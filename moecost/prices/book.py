@@ -124,7 +124,7 @@ class PriceBook:
                 f"(dated {' to '.join(dict.fromkeys((min(old), max(old))))}); prices may have moved"
             )
         if undated:
-            notes.append(f"{undated} of {len(self.quotes)} quotes have no date; pass date= where you know it")
+            notes.append(f"{undated} of {len(self.quotes)} quotes have no date, and may be old")
         return tuple(notes)
 
     def dropped_notes(self) -> tuple[str, ...]:

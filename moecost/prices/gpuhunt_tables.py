@@ -15,23 +15,11 @@ from moecost.prices.tables import Table
 from moecost.specs import PriceQuote
 
 COLUMNS: Final = ("instance_name", "location", "price", "gpu_count", "gpu_name", "gpu_memory", "spot")
-PROVIDERS: Final = frozenset(
-    {
-        *("aws", "azure", "gcp", "oci", "verda", "datacrunch", "lambdalabs", "nebius", "runpod", "cloudrift", "cudo"),
-        *(
-            "crusoe",
-            "daytona",
-            "digitalocean",
-            "hotaisle",
-            "jarvislabs",
-            "lium",
-            "seeweb",
-            "vastai",
-            "vultr",
-            "tensordock",
-        ),
-    }
-)
+PROVIDERS: Final = frozenset({
+    "aws", "azure", "gcp", "oci", "verda", "datacrunch", "lambdalabs", "nebius", "runpod", "cloudrift", "crusoe",
+    "daytona", "digitalocean", "hotaisle", "jarvislabs", "lium", "seeweb", "vastai", "vultr",
+})  # fmt: skip
+"""Names of its files."""
 _MARKETS: Final = {"true": "spot", "false": "on_demand"}
 
 

@@ -1,7 +1,7 @@
 """Which GPU of the catalogue an accelerator's name in a price table means.
 
 The names are ambiguous: `A100` is the 40 GB part at AWS and the 80 GB part at Cudo, `H100` is PCIe at RunPod and SXM
-elsewhere. So name, memory, instance type and provider are used together, and never a part of a name: `L4` is not `L40S`.
+elsewhere. So name, memory, instance type and provider are used together, but never a part of a name: `L4` is in `L40S`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import Final, NamedTuple
 
 from moecost import catalog
-from moecost.errors import UnknownNameError
+from moecost.errors import close_matches
 from moecost.prices.rows import RowError
 from moecost.specs import GPUSpec
 
@@ -35,10 +35,11 @@ PCIE_WHERE_UNSAID: Final[Mapping[str, frozenset[str]]] = {
     "hyperstack": frozenset({"a100", "h100"}),
     "seeweb": frozenset({"a100"}),
     "crusoe": frozenset({"a100"}),
+    "cudo": frozenset({"v100"}),
     "scaleway": frozenset({"h100"}),
     "paperspace": frozenset({"a100", "v100"}),
 }
-"""Chips that a provider has as PCIe cards where it says nothing (it says SXM where they are); elsewhere SXM is meant."""
+"""Chips that a provider has as PCIe cards where it says nothing; elsewhere SXM is meant."""
 MEMORY_WHERE_UNSAID: Final[Mapping[tuple[str, str], float]] = {
     ("cudo", "a100"): 80.0, ("seeweb", "a100"): 80.0, ("hyperstack", "a100"): 80.0,
 }  # fmt: skip
@@ -70,10 +71,13 @@ def find_gpu(name: str, memory_gb: float | None = None, instance_type: str = "",
         return Match(name)
     if provider in _NAMES_MACHINES and instance_type and (of_machine := _of_machine(instance_type)):
         return Match(of_machine)
+    if _DEVICE.match(instance_type) and (device := index.get(instance_type)):
+        return Match(device)
     exact = _exact_name(name, instance_type, provider)
     base = index.get(exact)
     if base is None:
-        raise RowError("unknown GPU", str(UnknownNameError("GPU", exact, index.names)))
+        near = close_matches(exact, index.names)
+        raise RowError("unknown GPU", f"{exact!r:.60}" + (f"; near are {', '.join(near)}" if near else ""))
     chip = _chip(base)
     said = _MEMORY_IN_NAME.search(exact.lower().replace(" ", ""))
     memory = float(said[1]) if said else memory_gb or MEMORY_WHERE_UNSAID.get((provider, chip))
@@ -97,12 +101,12 @@ def slice_chips(name: str) -> tuple[str, int] | None:
 
 
 def _exact_name(name: str, instance_type: str, provider: str) -> str:
-    """The most exact name of a row: Vast's instance types and device names keep what its accelerator name drops."""
+    """The most exact name of a row: Vast's instance types keep what its accelerator names drop."""
     if provider == "vast" and (found := _VAST_INSTANCE.match(instance_type)):
         own = found[1]
         known = catalog.gpu_index().get(own)
         return own if known else re.sub(r"_(SXM\d?|PCIE)\Z", "", own)
-    return instance_type if _DEVICE.match(instance_type) and catalog.gpu_index().get(instance_type) else name
+    return name
 
 
 def _of_machine(instance_type: str) -> str | None:
@@ -113,7 +117,7 @@ def _of_machine(instance_type: str) -> str | None:
 
 def _by_form(base: str, fitting: list[str], text: str, provider: str) -> Match:
     """Of parts with one chip and memory, that of the form factor which the text or the provider says."""
-    forms = {found for found in _FORM.findall(text)}
+    forms = set(_FORM.findall(text))
     assumed = not forms and len(fitting) > 1
     if not forms and provider == "azure" and _AZURE_CARDS.search(text):
         forms, assumed = {"pci", "nvl"}, False

@@ -55,10 +55,10 @@ def _found(table: Table, context: Context) -> Iterator[Found]:
 def _quote(cells: Mapping[str, str], context: Context) -> PriceQuote:
     provider = provider_name(cells.get("provider") or context.provider or "user")
     gpu, gpu_count = _gpu(cells, provider)
-    rate, currency = _rate(cells, context)
     whole, each = _price(cells, "per_hour_instance"), _price(cells, "per_gpu_hour")
     if whole is None and each is None:
         raise RowError("no price", "has no price")
+    rate, currency = _rate(cells, context)
     if whole is None or each is None:
         whole = whole if whole is not None else (each or 0.0) * gpu_count
     elif abs(whole - each * gpu_count) > AGREE * whole:

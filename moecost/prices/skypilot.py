@@ -37,25 +37,10 @@ REPEATS_AS_SPOT: Final = frozenset({"runpod"})
 """Clouds whose rows repeat the on-demand price as spot where there is no spot price."""
 RESELLERS: Final = frozenset({"shadeform"})
 """Clouds that rent out the machines of others, named in the instance type: `crusoe_L40Sx10`."""
-CLOUDS: Final = frozenset(
-    {
-        *(
-            "aws",
-            "azure",
-            "gcp",
-            "oci",
-            "ibm",
-            "lambda",
-            "runpod",
-            "cudo",
-            "vast",
-            "nebius",
-            "fluidstack",
-            "paperspace",
-        ),
-        *("do", "scp", "hyperbolic", "hyperstack", "seeweb", "shadeform", "primeintellect", "verda", "yotta"),
-    }
-)
+CLOUDS: Final = frozenset({
+    "aws", "azure", "gcp", "oci", "ibm", "lambda", "runpod", "cudo", "vast", "nebius", "paperspace", "fluidstack", "do",
+    "scp", "hyperbolic", "hyperstack", "seeweb", "shadeform", "primeintellect", "verda", "yotta",
+})  # fmt: skip
 """Folders of the catalogue; any name counts beneath a folder `v6` to `v9`."""
 
 GCP_MACHINES: Final[Mapping[tuple[str, int], tuple[str, ...]]] = {
@@ -189,9 +174,9 @@ def _gcp(table: Table, context: Context) -> Iterator[Found]:
             parts.append((line, cells))
         elif cells["InstanceType"]:
             hosts[_zone(cells), cells["InstanceType"]] = cells
-    for line, cells in parts:
+    for line, part in parts:
         try:
-            wholes = [_tpu(cells)] if slice_chips(cells["AcceleratorName"]) else _machines(cells, hosts)
+            wholes = [_tpu(part)] if slice_chips(part["AcceleratorName"]) else _machines(part, hosts)
         except RowError as refused:
             yield line, refused
             continue

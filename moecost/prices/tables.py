@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import csv
 import io
+import lzma
 import os
 import re
 import stat
 import zipfile
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -27,6 +29,7 @@ MAX_ARCHIVE_BYTES: Final = 256_000_000
 MAX_TABLES: Final = 200
 SKYPILOT_FILE: Final = "vms.csv"
 VERSION_FILE: Final = "version"
+_DAMAGED = (OSError, RuntimeError, NotImplementedError, EOFError, zlib.error, lzma.LZMAError)
 _VERSION = re.compile(r"(20\d\d)(0[1-9]|1[0-2])(0[1-9]|[12]\d|3[01])\b")
 
 
@@ -69,7 +72,7 @@ class Table:
             raise InvalidInputError(f"{self.name}, line {line}: is not valid CSV: {error}") from None
 
 
-def tables(path: str | Path) -> list[Table | InvalidInputError]:
+def find_tables(path: str | Path) -> list[Table | InvalidInputError]:
     """The price tables at a path; inside of a folder or archive, an error for each that cannot be read.
 
     Raises
@@ -153,7 +156,7 @@ def _of_archive(place: Path) -> list[Table | InvalidInputError]:
     try:
         with zipfile.ZipFile(place) as archive:
             return _members(archive, place)
-    except (zipfile.BadZipFile, zipfile.LargeZipFile, OSError, RuntimeError, NotImplementedError, EOFError) as error:
+    except (zipfile.BadZipFile, zipfile.LargeZipFile, *_DAMAGED) as error:
         raise InvalidInputError(f"{place}: is no zip archive that can be read: {error}") from None
 
 

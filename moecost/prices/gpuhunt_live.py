@@ -1,4 +1,4 @@
-"""Prices of today, asked of the package gpuhunt, which fetches the catalogues that dstack publishes. Only when called."""
+"""Prices of today, asked of the package gpuhunt, which fetches what dstack publishes. Only when called."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def live(
         gpuhunt = importlib.import_module("gpuhunt")
     except ImportError:
         raise UnsupportedError(
-            "live prices need gpuhunt: pip install 'moecost[prices]', or give moecost.prices.read() a downloaded catalogue"
+            "live prices need gpuhunt: pip install 'moecost[prices]', or read a downloaded catalogue"
         ) from None
     theirs = None if provider is None else _THEIR_NAMES.get(provider_name(provider), provider.lower())
     try:
