@@ -451,8 +451,8 @@ def prices(
 ) -> None:
     """What a GPU-hour costs: low, median and high in dollars, by market and provider.
 
-    n is the number of quotes, oldest the first of their dates. The quotes are those that ship with moecost, those of a file, or those of today. Rows of a file that give no quote
-    are counted with the reason.
+    n is the number of quotes, oldest the first of their dates. The quotes are those that ship with moecost, those of
+    a file, or those of today. Rows of a file that give no quote are counted with the reason.
 
     \b
     moecost prices h100 --market spot

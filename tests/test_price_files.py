@@ -11,7 +11,7 @@ import sys
 import time
 import types
 import zipfile
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -733,4 +733,4 @@ def test_an_estimate_is_priced_from_a_file(tmp_path: Path) -> None:
 def test_errors_are_ours() -> None:
     assert issubclass(RowError, MoECostError)
     with pytest.raises(AttributeError):
-        replace(prices.PriceBook()).quotes = ()  # type: ignore[misc]
+        prices.PriceBook().quotes = ()  # type: ignore[misc]

@@ -21,7 +21,7 @@ from moecost.specs import GPUSpec, PriceQuote
 
 STALE_AFTER_DAYS: Final = 180
 """CUDO asked 0.79 $/hour for an A40 in August 2024 and 0.37 in 2026 (both in the catalogue): where prices halve in two
-years, half a year moves them by a sixth, as much as a good estimate of the hours is off. [day]"""
+years, half a year moves them by a sixth. [day]"""
 SAVED: Final = (
     "provider", "region", "instance_type", "gpu", "gpu_count", "usd_per_hour_instance", "usd_per_gpu_hour", "market",
     "date", "source", "notes",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import importlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -44,7 +43,7 @@ def live(
         raise InvalidInputError(f"market={market!r} must be on_demand or spot: gpuhunt has no other prices")
     wanted = None if gpu is None else gpu.name if isinstance(gpu, GPUSpec) else catalog.gpu_name(gpu)
     try:
-        gpuhunt = importlib.import_module("gpuhunt")
+        import gpuhunt
     except ImportError:
         raise UnsupportedError(
             "live prices need gpuhunt: pip install 'moecost[prices]', or read a downloaded catalogue"

@@ -39,7 +39,7 @@ PCIE_WHERE_UNSAID: Final[Mapping[str, frozenset[str]]] = {
     "scaleway": frozenset({"h100"}),
     "paperspace": frozenset({"a100", "v100"}),
 }
-"""Chips that a provider has as PCIe cards where it says nothing; elsewhere SXM is meant."""
+"""Chips that a provider has as PCIe cards where it says nothing, as in the catalogue; elsewhere SXM is assumed."""
 MEMORY_WHERE_UNSAID: Final[Mapping[tuple[str, str], float]] = {
     ("cudo", "a100"): 80.0, ("seeweb", "a100"): 80.0, ("hyperstack", "a100"): 80.0,
 }  # fmt: skip

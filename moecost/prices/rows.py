@@ -22,7 +22,7 @@ Kind = Literal[
 ROUNDING: Final = 1e-3
 """Spot prices come with four decimals, on-demand prices with six: nearer than this is equal. [-]"""
 HIGHEST: Final = 1e6
-"""No machine costs more an hour, in any currency that is met."""
+"""No machine costs more an hour, in dollars or euros."""
 PROVIDER_NAMES: Final[Mapping[str, str]] = {"lambdalabs": "lambda", "vastai": "vast", "datacrunch": "verda"}
 """Names of other catalogues for providers of ours. DataCrunch took the name Verda."""
 

@@ -23,7 +23,7 @@ from moecost.prices.rows import RowError
 from moecost.sources import UNDATED
 
 MAX_TABLE_BYTES: Final = 64_000_000
-"""SkyPilot's largest table, that of AWS, has about 10 MB."""
+"""A row of SkyPilot's table of AWS takes 300 bytes: room for 200,000."""
 MAX_ARCHIVE_BYTES: Final = 256_000_000
 """All tables of an archive or folder, unpacked."""
 MAX_TABLES: Final = 200
@@ -173,7 +173,7 @@ def _members(archive: zipfile.ZipFile, place: Path) -> list[Table | InvalidInput
     found: list[Table | InvalidInputError] = []
     left = MAX_ARCHIVE_BYTES
     for info in infos:
-        name = f"{place}/{info.filename!r:.80}".replace("'", "")
+        name = f"{place}/{info.filename:.80}"
         member = PurePosixPath(info.filename)
         if len(member.parts) > 1 or "\\" in info.filename:
             found.append(InvalidInputError(f"{name}: lies in a folder of the archive, and is not read"))
