@@ -270,6 +270,7 @@ def test_ambiguous_names(place: str, provider: str, instance_type: str, gpu: set
         ("A100-80GB", 80.0, "Standard_NC48ads_A100_v4", "azure", "a100-80gb-pcie"),
         ("A100-80GB", 80.0, "Standard_ND96amsr_A100_v4", "azure", "a100-80gb-sxm"),
         ("H100", 94.0, "Standard_NC40ads_H100_v5", "azure", "h100-94gb-nvl"),
+        ("H100", 80.0, "p4d.24xlarge", "aws", "h100-80gb-sxm"),  # a machine of another chip says nothing
         ("A100", None, "ECS1GPU3", "seeweb", "a100-80gb-pcie"),
         ("H100", None, "n3-H100x8-NVLink", "hyperstack", "h100-80gb-pcie"),  # bridges, not SXM
         ("H100", 80.0, "NVIDIA H100 80GB HBM3", "runpod", "h100-80gb-sxm"),  # a device name wins over the habit
@@ -384,10 +385,10 @@ def test_version_1_and_odd_rows(tmp_path: Path) -> None:
         "w,US,1,8,64,1,A40,48,False,\n"
         "w,US,2,8,64,1,A40,48,True,\n"
     )
-    book = prices.read(table(tmp_path, text, "lambdalabs.csv"))
+    book = prices.read(table(tmp_path, text, "gcp.csv"))
     assert offers(book, "provider", "gpu", "gpu_count", "usd_per_gpu_hour") == {
-        ("lambda", "a100-80gb-sxm", 1, 1.5),
-        ("lambda", "tpu-v5p", 4, 4.2),
+        ("gcp", "a100-80gb-sxm", 1, 1.5),
+        ("gcp", "tpu-v5p", 4, 4.2),
     }
     assert reasons(book) == [
         (5, "placeholder price"), (6, "malformed"), (7, "unknown GPU"), (8, "spot above on-demand"),

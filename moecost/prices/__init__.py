@@ -11,7 +11,8 @@ Nothing here is read, and nothing is asked of a network, unless called.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from moecost import catalog
@@ -19,7 +20,7 @@ from moecost.errors import InvalidInputError
 from moecost.prices import gpuhunt_tables, own, skypilot
 from moecost.prices.book import STALE_AFTER_DAYS, Dropped, PriceBook, PriceRange, age_note
 from moecost.prices.gpuhunt_live import live
-from moecost.prices.rows import Context, RowError, quote
+from moecost.prices.rows import Context, Found, RowError, quote
 from moecost.prices.tables import Table, find_tables
 from moecost.sources import UNDATED
 from moecost.specs import PriceQuote
@@ -67,6 +68,7 @@ def read(
     InvalidInputError : the file cannot be read, or lacks a column.
     """
     _check(date, currency, usd_per)
+    context = Context("", provider, date or UNDATED, currency, usd_per or {})
     found = find_tables(path)
     quotes: dict[PriceQuote, None] = {}
     dropped: list[Dropped] = []
@@ -74,7 +76,11 @@ def read(
         try:
             if isinstance(table, InvalidInputError):
                 raise table
-            _read(table, provider, date, currency, usd_per, quotes, dropped)
+            for line, row in _rows(table, context):
+                if isinstance(row, RowError):
+                    dropped.append(Dropped(table.name, line, row.kind, str(row)))
+                else:
+                    quotes[row] = None
         except InvalidInputError as error:
             if len(found) == 1:
                 raise
@@ -86,36 +92,22 @@ def read(
     return PriceBook(tuple(quotes), tuple(dropped))
 
 
-def _read(
-    table: Table,
-    provider: str | None,
-    date: str | None,
-    currency: str | None,
-    usd_per: Mapping[str, float] | None,
-    quotes: dict[PriceQuote, None],
-    dropped: list[Dropped],
-) -> None:
-    """Add a table's quotes and dropped rows to those there are."""
+def _rows(table: Table, context: Context) -> Iterator[Found]:
+    """What the rows of a table give, read as its header tells."""
     columns = table.columns
-    reader, kind = (
-        (skypilot.read, "SkyPilot")
-        if skypilot.is_skypilot(columns)
-        else (gpuhunt_tables.read, "gpuhunt")
-        if gpuhunt_tables.is_gpuhunt(columns)
-        else (own.read, "")
-    )
-    if not set(columns) & set(own.COLUMNS) and not kind:
+    if skypilot.is_skypilot(columns):
+        reader, maker = skypilot.read, "SkyPilot "
+    elif gpuhunt_tables.is_gpuhunt(columns):
+        reader, maker = gpuhunt_tables.read, "gpuhunt "
+    elif set(columns) & set(own.COLUMNS):
+        reader, maker = own.read, ""
+    else:
         raise InvalidInputError(
             f"{table.name}: is no price table: its header has none of {', '.join(own.COLUMNS)}, and is neither "
             "SkyPilot's nor gpuhunt's"
         )
-    when = table.date if table.date != UNDATED else date or UNDATED
-    source = f"{kind} {table.name}".strip()
-    for line, found in reader(table, Context(source, provider, when, currency, usd_per or {})):
-        if isinstance(found, RowError):
-            dropped.append(Dropped(table.name, line, found.kind, str(found)))
-        else:
-            quotes[found] = None
+    date = context.date if table.date == UNDATED else table.date
+    return reader(table, replace(context, source=maker + table.name, date=date))
 
 
 def _check(date: str | None, currency: str | None, usd_per: Mapping[str, float] | None) -> None:

@@ -5,7 +5,7 @@ Source: https://github.com/dstackai/gpuhunt. Version 1 lacks `flags` and what fo
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from moecost.prices.names import find_gpu, slice_chips
@@ -23,9 +23,9 @@ PROVIDERS: Final = frozenset({
 _MARKETS: Final = {"true": "spot", "false": "on_demand"}
 
 
-def is_gpuhunt(columns: object) -> bool:
+def is_gpuhunt(columns: Sequence[str]) -> bool:
     """Whether a header is that of a catalogue of gpuhunt."""
-    return isinstance(columns, list) and bool({"instance_name", "gpu_name"} & set(columns))
+    return bool({"instance_name", "gpu_name"} & set(columns))
 
 
 def read(table: Table, context: Context) -> Iterator[Found]:
@@ -56,7 +56,7 @@ def _quote(cells: Mapping[str, str], gpus: int, context: Context, provider: str)
     if market is None:
         raise RowError("malformed", f"spot must be True or False (it is {cells['spot']!r:.60})")
     name, instance_type = cells["gpu_name"], cells["instance_name"]
-    if chips := slice_chips(instance_type):
+    if provider == "gcp" and (chips := slice_chips(instance_type)):
         name, gpus = chips  # gpuhunt counts a slice of TPUs as one
     gpu, assumed = find_gpu(name, number(cells, "gpu_memory") or None, instance_type, provider)
     return quote(

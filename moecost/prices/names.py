@@ -69,16 +69,15 @@ def find_gpu(name: str, memory_gb: float | None = None, instance_type: str = "",
     index = catalog.gpu_index()
     if name in index.names:
         return Match(name)
-    if provider in _NAMES_MACHINES and instance_type and (of_machine := _of_machine(instance_type)):
-        return Match(of_machine)
-    if _DEVICE.match(instance_type) and (device := index.get(instance_type)):
-        return Match(device)
     exact = _exact_name(name, instance_type, provider)
     base = index.get(exact)
     if base is None:
         near = close_matches(exact, index.names)
         raise RowError("unknown GPU", f"{exact!r:.60}" + (f"; near are {', '.join(near)}" if near else ""))
     chip = _chip(base)
+    of_instance = _of_instance(instance_type, provider)
+    if of_instance and _chip(of_instance) == chip:
+        return Match(of_instance)
     said = _MEMORY_IN_NAME.search(exact.lower().replace(" ", ""))
     memory = float(said[1]) if said else memory_gb or MEMORY_WHERE_UNSAID.get((provider, chip))
     fitting = [gpu for gpu in index.names if _chip(gpu) == chip and (memory is None or _holds(gpu, memory))]
@@ -109,7 +108,12 @@ def _exact_name(name: str, instance_type: str, provider: str) -> str:
     return name
 
 
-def _of_machine(instance_type: str) -> str | None:
+def _of_instance(instance_type: str, provider: str) -> str | None:
+    """GPU of an instance type that is a machine's name or a device's own, as RunPod has them at gpuhunt."""
+    if _DEVICE.match(instance_type):
+        return catalog.gpu_index().get(instance_type)
+    if provider not in _NAMES_MACHINES or not instance_type:
+        return None
     name = re.sub(r"(?i)\Astandard_", "", instance_type)
     node = catalog.node_for_instance(name)
     return node.gpu if node else catalog.gpu_index().get(name)

@@ -7,7 +7,7 @@ may be missing. Machines without a GPU are passed over.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Final
 
@@ -65,9 +65,9 @@ _SIZE = re.compile(r"SizeInMiB\W{1,4}([\d.]+)")
 _MIB_ABOVE = 1000.0  # no GPU has a TB, and none has less than a GiB: 80 is GB, 81920 is MiB
 
 
-def is_skypilot(columns: object) -> bool:
+def is_skypilot(columns: Sequence[str]) -> bool:
     """Whether a header is that of a `vms.csv`."""
-    return isinstance(columns, list) and bool({"AcceleratorName", "InstanceType"} & set(columns))
+    return bool({"AcceleratorName", "InstanceType"} & set(columns))
 
 
 def cloud(path: PurePosixPath) -> str | None:
