@@ -134,6 +134,7 @@ _ZERO = _option("--zero-stage", "What is sharded over GPUs, 0 to 3; FSDP is 3.",
 _SOFTWARE = _option("--software", "Training stack; `moecost software` lists them.", _names("software_profiles"))
 _COEFFICIENTS = _option("--calibration", "Name, or file that `moecost fit` wrote.")
 _PRICE = _option("--price", "$/GPU-hour, or a provider.", metavar="NUMBER|NAME")
+_PRICES = typer.Option("--prices", help="Price table; its median is the price.", metavar="FILE", show_default=False)
 _MARKET = _option("--market", "on_demand, spot or reserved.", _words("on_demand", "spot", "reserved"))
 _ON_OOM = _option("--on-oom", "raise, or report figures all the same.", _words("raise", "report"))
 _SET = typer.Option("--set", help="Any other field, its value as in YAML; may be repeated.", metavar="FIELD=VALUE")
@@ -160,6 +161,7 @@ def estimate(
     software: Annotated[str | None, _SOFTWARE] = None,
     calibration: Annotated[str | None, _COEFFICIENTS] = None,
     price: Annotated[str | None, _PRICE] = None,
+    prices: Annotated[Path | None, _PRICES] = None,
     market: Annotated[str | None, _MARKET] = None,
     on_oom: Annotated[str | None, _ON_OOM] = None,
     field: Annotated[list[str] | None, _SET] = None,
@@ -186,10 +188,20 @@ def estimate(
         if job is None:
             raise
         raise InvalidInputError(f"{job}: {str(error).removeprefix(f'{job}: ')}") from None
-    found = estimate_job(asked)
+    found = estimate_job(asked if prices is None else _priced(asked, prices))
     _write((found.model_dump_json() if as_json else as_text(found, _width())) + "\n")
     if not found.fits:
         raise typer.Exit(DOES_NOT_FIT)
+
+
+def _priced(job: Job, path: Path) -> Job:
+    from moecost.cli_prices import priced
+
+    job, notes, doubts = priced(job, path)
+    for kind, texts in (("note", notes), ("warning", doubts)):
+        for text in texts:
+            _say(kind, text)
+    return job
 
 
 def _of_file(path: Path, given: Mapping[str, Any]) -> Job:
@@ -412,6 +424,56 @@ def _gpu_cells(row: Mapping[str, Any]) -> list[str]:
         f"{row['num_quotes']}",
         "..".join(dict.fromkeys(date[:7] for date in (row["first_date"], row["last_date"]) if date)),
     ]
+
+
+_FILE = typer.Option("--file", help="A price table of yours, SkyPilot's or gpuhunt's; or a folder or zip of them.",
+                     metavar="PATH", show_default=False)  # fmt: skip
+_SELLER = _option("--provider", "Whose quotes; with --file also who asks, where the file does not say.")
+_LIVE = typer.Option("--live", help="Ask gpuhunt for those of today, over the network.")
+_DATE = _option("--date", "Of the file, where it has none.", metavar="DATE")
+_CURRENCY = _option("--currency", "Of the file's prices, where it does not say.", metavar="CODE")
+_USD_PER = typer.Option("--usd-per", help="Dollars for one of another currency; may be repeated.", metavar="CODE=USD")
+_KEEP = typer.Option("--out", "-o", help="Write the quotes here (.csv).", metavar="FILE", show_default=False)
+
+
+@app.command()
+def prices(
+    filter_: Filter = None,
+    market: Annotated[str | None, _MARKET] = None,
+    provider: Annotated[str | None, _SELLER] = None,
+    file: Annotated[Path | None, _FILE] = None,
+    live: Annotated[bool, _LIVE] = False,
+    date: Annotated[str | None, _DATE] = None,
+    currency: Annotated[str | None, _CURRENCY] = None,
+    usd_per: Annotated[list[str] | None, _USD_PER] = None,
+    out: Annotated[Path | None, _KEEP] = None,
+    as_json: AsJson = False,
+) -> None:
+    """What a GPU-hour costs: low, median and high in dollars, by market and provider.
+
+    n is the number of quotes, oldest the first of their dates. The quotes are those that ship with moecost, those of
+    a file, or those of today. Rows of a file that give no quote are counted with the reason.
+
+    \b
+    moecost prices h100 --market spot
+    moecost prices a100 --file ~/.sky/catalogs/v8
+    moecost estimate job.yaml --prices quotes.csv
+    """
+    from moecost import catalog, cli_prices
+
+    if out is not None:
+        _check_writable(out)
+    index = catalog.gpu_index()
+    gpus = None if filter_ is None else _matching(filter_, index.names, index.other_names(), catalog.gpu_name)
+    book = cli_prices.chosen_book(file, ask=live, gpus=gpus, market=market, provider=provider, date=date,
+                                  currency=currency, usd_per=usd_per or ())  # fmt: skip
+    for text in (*book.dropped_notes(), *book.age_notes()):
+        _say("warning", text)
+    if out is not None:
+        book.save(out)
+    if as_json:
+        return _write_json([cli_prices.as_json(row) for row in book.ranges()])
+    return _write_table(cli_prices.COLUMNS, [cli_prices.cells(row) for row in book.ranges()], cli_prices.NUMBERS)
 
 
 @app.command()

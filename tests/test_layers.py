@@ -37,10 +37,21 @@ LAYERS: list[list[str]] = [
     ["software", "dataset_spec", "architecture", "calibration"],
     ["adaptation", "footprint", "operators", "step", "memory"],
     ["job", "topology", "results", "resolution", "advice", "estimation"],
-    ["prices", "READERS"],
+    [
+        "prices.rows",
+        "prices.names",
+        "prices.tables",
+        "prices.own",
+        "prices.skypilot",
+        "prices.gpuhunt_tables",
+        "prices.book",
+        "prices.gpuhunt_live",
+        "prices",
+        "READERS",
+    ],
     ["fitting", "validation_report", "validation", "sweeping", "planning"],
     ["report", "plotting", "probe"],
-    ["cli", "__main__"],
+    ["cli_prices", "cli", "__main__"],
     ["__init__"],
 ]
 ORDER = [name for layer in LAYERS for name in layer]
@@ -71,6 +82,7 @@ LAZY = {
     "scipy": {"fitting", "published"},
     "matplotlib": {"plotting", "validation_report"},
     "pandas": {"sweeping", "planning"},
+    "gpuhunt": {"prices.gpuhunt_live"},
 }
 """Heavy packages, who may import them, and only inside of functions."""
 AT_THE_TOP = {
