@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from moecost.cost import pareto_front
 from moecost.errors import InvalidInputError, UnsupportedError, close_matches
-from moecost.report import COLOURS, LEVEL, OTHER_COLOUR, percent, printable, seconds, significant
+from moecost.report import COLOURS, HATCHES, LEVEL, OTHER_COLOUR, percent, printable, seconds, significant
 from moecost.results import Estimate
 from moecost.units import GB, TERA
 
@@ -43,12 +43,6 @@ LABEL_WIDTH: Final = 32
 
 LAYER_COLOURS: Final[Mapping[str, str]] = {**COLOURS, "optimizer": DARK, "other": LIGHT}
 """Of the time of a step, where the optimizer stands beside the layer kinds."""
-HATCHES: Final[Mapping[str, str]] = {
-    "attention": "", "mamba": "..", "moe": "//", "mlp": "\\\\", "norm": "xx", "embedding": "++", "head": "--",
-    "optimizer": "||", "other": "",
-    "weights": "", "adapters": "xx", "gradients": "++", "activations": "//", "logits": "--", "buffers": "..",
-    "allocator slack": "", "framework context": "",
-}  # fmt: skip
 LAYERS: Final = ("moe", "mlp", "attention", "mamba", "norm", "embedding", "head", "optimizer", "other")
 PARTS: Final = ("weights", "adapters", "gradients", "optimizer", "activations", "logits", "buffers",
                 "allocator slack", "framework context")  # fmt: skip

@@ -387,6 +387,13 @@ COLOURS: Final[Mapping[str, str]] = {
     "framework context": "#666666",
 }
 """Okabe and Ito's palette, which colour-blind readers can tell apart. The same part has the same colour everywhere."""
+HATCHES: Final[Mapping[str, str]] = {
+    "attention": "", "mamba": "..", "moe": "//", "mlp": "\\\\", "norm": "xx", "embedding": "++", "head": "--",
+    "optimizer": "||", "other": "",
+    "weights": "", "adapters": "xx", "gradients": "++", "activations": "//", "logits": "--", "buffers": "..",
+    "allocator slack": "", "framework context": "",
+}  # fmt: skip
+"""The same without colour, as Matplotlib names hatches."""
 OTHER_COLOUR: Final = "#999999"
 
 _LINE = "1px solid rgba(128,128,128,0.4)"

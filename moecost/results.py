@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field, computed_field, model_validator
@@ -15,6 +16,8 @@ from moecost.specs import PriceQuote
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+    from moecost.job import Job
 
 Bound = Literal["compute", "memory", "host", "communication"]
 Dollars = Annotated[float, BeforeValidator(lambda value: math.nan if value is None else value)]
@@ -267,6 +270,12 @@ class Estimate(_Result):
         from moecost.plotting import roofline
 
         return roofline(self, ax)
+
+    def to_html(self, path: str | Path, job: Job | None = None) -> None:
+        """Write a report to hand around, one HTML file; with the `job`, it has alternatives and the job's file too."""
+        from moecost.page import write_report
+
+        write_report(path, self, job)
 
     def __str__(self) -> str:
         from moecost.report import as_text
