@@ -479,8 +479,9 @@ def _column(columns: Columns, name: str) -> NDArray[Any]:
 
 
 def _numbers(columns: Columns, name: str) -> NDArray[np.float64]:
+    found = _column(columns, name)
     try:
-        return _column(columns, name).astype(float)
+        return found.astype(float)
     except (TypeError, ValueError):
         raise InvalidInputError(f"y={name!r}: the column holds no numbers") from None
 
