@@ -297,8 +297,8 @@ def report(
 
     out = Path(f"{job.stem}.html") if out is None else out
     _check_writable(out, (".html", ".htm"), "a page")
-    asked = _job_of(job, {"on_oom": "report"} | dict(assignment(text) for text in field or ()))
-    found = estimate_job(asked)
+    asked = _job_of(job, dict(assignment(text) for text in field or ()))
+    found = estimate_job(asked.model_copy(update={"on_oom": "report"}))
     write_report(out, found, asked)
     _write((found.model_dump_json() if as_json else f"written: {out}") + "\n")
     if not found.fits:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from moecost.errors import InvalidInputError, MoECostError
+from moecost.errors import InvalidInputError, MoECostError, UnsupportedError
 from moecost.estimation import estimate_job
 from moecost.job import Job
 from moecost.results import Estimate
@@ -79,8 +80,6 @@ class Comparison(_Frozen):
         try:
             import pandas as pd
         except ImportError:
-            from moecost.errors import UnsupportedError
-
             raise UnsupportedError("to_pandas needs pandas: pip install pandas") from None
         return pd.DataFrame(self.rows())
 
@@ -128,31 +127,30 @@ def compare(jobs: Iterable[Job | Mapping[str, Any] | Estimate], *, labels: Seque
         raise InvalidInputError(f"{len(labels)} labels for {len(given)} jobs; give one each, or none")
     tried = [_try(item) for item in given]
     names = _unique(_labels(tried) if labels is None else [str(label) for label in labels])
-    order = sorted(range(len(tried)), key=lambda i: _place(tried[i], _none_priced(tried)))
-    first = next((t.estimate for t in (tried[i] for i in order) if t.status == "fits"), None)
-    return Comparison(
-        candidates=tuple(
-            Candidate(
-                label=names[i],
-                status=tried[i].status,
-                reason=_reason(tried[i], first),
-                estimate=tried[i].estimate,
-                job=tried[i].job,
-            )
-            for i in order
-        ),
-        sorted_by="gpu_hours" if _none_priced(tried) else "cost_usd",
-        notes=tuple(_notes(tried)),
+    by: SortedBy = "cost_usd" if any(t.priced for t in tried if t.status == "fits") else "gpu_hours"
+    ordered = sorted(zip(names, tried, strict=True), key=lambda pair: _place(pair[1], by))
+    first = ordered[0][1].estimate if ordered[0][1].status == "fits" else None
+    found = (
+        Candidate(label=name, status=t.status, reason=_reason(t, first), estimate=t.estimate, job=t.job)
+        for name, t in ordered
     )
+    return Comparison(candidates=tuple(found), sorted_by=by, notes=tuple(_notes(tried)))
 
 
+@dataclass(frozen=True)
 class _Tried:
     """What became of one of the jobs."""
 
-    def __init__(self, fields: Mapping[str, Any], job: Job | None, estimate: Estimate | None, error: str = "") -> None:
-        self.fields, self.job, self.estimate, self.error = fields, job, estimate, error
-        fits = estimate is not None and estimate.fits
-        self.status: Status = "fits" if fits else "does not fit" if estimate is not None else "cannot be used"
+    fields: Mapping[str, Any]
+    job: Job | None
+    estimate: Estimate | None
+    error: str = ""
+
+    @property
+    def status(self) -> Status:
+        if self.estimate is None:
+            return "cannot be used"
+        return "fits" if self.estimate.fits else "does not fit"
 
     @property
     def priced(self) -> bool:
@@ -185,18 +183,15 @@ def _try(item: Job | Mapping[str, Any] | Estimate) -> _Tried:
 
 
 # --------------------------------------------------------------------------------------------------------- order
-def _none_priced(tried: Iterable[_Tried]) -> bool:
-    return not any(t.priced for t in tried if t.status == "fits")
-
-
-def _place(tried: _Tried, by_gpu_hours: bool) -> tuple[float, ...]:
+def _place(tried: _Tried, by: SortedBy) -> tuple[float, ...]:
     e = tried.estimate
     if e is None:
         return (2.0,)
     if not e.fits:
         return 1.0, e.memory.device_gib / e.memory.usable_gib  # what nearly fits comes first
-    unpriced = not by_gpu_hours and not tried.priced
-    return 0.0, float(unpriced), e.gpu_hours if by_gpu_hours or unpriced else e.cost_usd
+    if by == "gpu_hours" or not tried.priced:
+        return 0.0, 1.0, e.gpu_hours
+    return 0.0, 0.0, e.cost_usd
 
 
 def _notes(tried: Sequence[_Tried]) -> Iterable[str]:
@@ -242,10 +237,11 @@ def _times(value: float, of: float) -> str:
 
 
 # -------------------------------------------------------------------------------------------------------- labels
-_SAID_TOGETHER: Final = ("model", "num_gpus", "gpu")
-_NO_LABEL: Final = frozenset({"on_oom"})
-_LONGEST: Final = 40
+_SAID_ALONE: Final = frozenset({"model", "num_gpus", "gpu", "method"})
+"""Fields whose values say what they are."""
 _OF_ESTIMATE: Final = ("model", "gpu", "num_gpus", "method", "dataset", "sequence_length")
+_LONGEST: Final = 40
+"""Of a value in a label. [character]"""
 
 
 def _labels(tried: Sequence[_Tried]) -> list[str]:
@@ -263,7 +259,7 @@ def _facts(tried: _Tried) -> dict[str, Any]:
         fields |= {name: getattr(e, name) for name in _OF_ESTIMATE} | {"software": e.provenance.software}
     if e is not None and tried.job is None:
         fields |= {"micro_batch_size": e.micro_batch_size, "gradient_accumulation_steps": e.gradient_accumulation_steps}
-    return {name: _said(name, value) for name, value in fields.items() if name not in _NO_LABEL}
+    return {name: _said(name, value) for name, value in fields.items() if name != "on_oom"}
 
 
 def _said(name: str, value: Any) -> str:
@@ -279,15 +275,16 @@ def _differs(name: str, facts: Sequence[Mapping[str, str]]) -> bool:
 
 
 def _label(facts: Mapping[str, str], differing: Sequence[str]) -> str:
-    shown = list(differing)
-    if not shown or ("num_gpus" in shown and "gpu" not in shown):
-        shown = [*shown, *("model", "gpu")] if not shown else [*shown, "gpu"]
-    parts = [facts["model"]] if "model" in shown and "model" in facts else []
-    if "gpu" in shown and "gpu" in facts:
-        parts.append(f"{facts['num_gpus']} x {facts['gpu']}" if "num_gpus" in shown else facts["gpu"])
-    parts += [facts[n] for n in ("method",) if n in shown and n in facts]
-    parts += [f"{name}={facts[name]}" for name in shown if name in facts and name not in (*_SAID_TOGETHER, "method")]
-    return ", ".join(parts) or "a job"
+    """`model, 2 x gpu, method, field=value`, of what differs; model and GPU where nothing does."""
+    shown = {name for name in differing or ("model", "gpu") if name in facts}
+    words = [facts["model"]] if "model" in shown else []
+    if "num_gpus" in shown:
+        words.append(f"{facts['num_gpus']} x {facts.get('gpu', 'a GPU')}")
+    elif "gpu" in shown:
+        words.append(facts["gpu"])
+    words += [facts["method"]] if "method" in shown else []
+    words += [f"{name}={facts[name]}" for name in differing if name in shown - _SAID_ALONE]
+    return ", ".join(words) or "a job"
 
 
 def _unique(labels: Sequence[str]) -> list[str]:

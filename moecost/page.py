@@ -67,7 +67,7 @@ def report_page(estimate: Estimate, job: Job | None = None) -> str:
           for section in rest if section.title != "Provenance"),
         *(_alternatives(e, job) if job is not None else ()),
         *_provenance(e, job),
-        *(_reproduce(job) if job is not None else ()),
+        *([_reproduce(job)] if job is not None else []),
     ]  # fmt: skip
     return _DOCUMENT.format(
         title=escaped(f"{name}: cost of fine-tuning"),
@@ -115,11 +115,11 @@ def _headline(e: Estimate) -> str:
         f'<div class="card"><dt>{escaped(name)}</dt><dd>{escaped(value)}<small>{escaped(said)}</small></dd></div>'
         for name, value, said in cards
     )
-    return (
-        f'<section aria-labelledby="answer"><h2 id="answer">Answer</h2>'
+    return _framed(
+        "Answer",
         f'<p class="{"verdict" if e.fits else "verdict bad"}">{escaped(verdict)}</p><dl class="cards">{inner}</dl>'
         f'<p class="fine">Ranges are {100 * LEVEL:.0f} % intervals: what is measured lies inside with that probability.'
-        "</p></section>"
+        "</p>",
     )
 
 
@@ -128,19 +128,22 @@ def _most(batch: int) -> str:
 
 
 # ------------------------------------------------------------------------------------------------------ sections
+def _framed(name: str, inner: str) -> str:
+    """A section of the page, with its heading."""
+    key = escaped(name.lower().replace(" ", "-"))
+    return f'<section aria-labelledby="{key}"><h2 id="{key}">{escaped(name)}</h2>{inner}</section>'
+
+
 def _section(section: Section, bar: str | None = None) -> str:
-    """A section of the report as headings, a bar, a table and a list."""
-    name = section.title.lower().replace(" ", "-")
-    out = f'<section aria-labelledby="{escaped(name)}"><h2 id="{escaped(name)}">{escaped(section.title)}</h2>'
-    if section.summary:
-        out += f"<p>{escaped(section.summary)}</p>"
-    out += _bar(section) if bar is None else bar
+    """A section of the report as heading, bar, table and list."""
+    inner = f"<p>{escaped(section.summary)}</p>" if section.summary else ""
+    inner += _bar(section) if bar is None else bar
     if section.rows:
         columns = [column for column, _ in section.columns]
         right = [i for i, (_, align) in enumerate(section.columns) if align == ">"]
         rows = [(_swatch(row) + escaped(row.name), list(map(escaped, row.cells))) for row in section.rows]
-        out += _table(section.title, columns, rows, right)
-    return out + _list(section.sentences) + "</section>"
+        inner += _table(section.title, columns, rows, right)
+    return _framed(section.title, inner + _list(section.sentences))
 
 
 def _list(sentences: Iterable[str]) -> str:
@@ -335,11 +338,7 @@ def _compared(name: str, said: str, found: Comparison) -> str:
         for c in found.candidates
     ]
     table = _table(name, [*COLUMNS, "beside the cheapest"], rows, right=range(len(COLUMNS)))
-    key = name.lower().replace(" ", "-")
-    return (
-        f'<section aria-labelledby="{key}"><h2 id="{key}">{escaped(name)}</h2><p>{escaped(said)}</p>'
-        f"{table}{_list(found.notes)}</section>"
-    )
+    return _framed(name, f"<p>{escaped(said)}</p>{table}{_list(found.notes)}")
 
 
 # ---------------------------------------------------------------------------------------------------- provenance
@@ -395,18 +394,16 @@ def _loaded_calibration(name: str, job: Job | None) -> Calibration | None:
 
 
 def _facts(name: str, rows: Mapping[str, str]) -> str:
-    key = name.lower()
-    table = _table(name, [""], [(escaped(field), [escaped(text)]) for field, text in rows.items()])
-    return f'<section aria-labelledby="{key}"><h2 id="{key}">{escaped(name)}</h2>{table}</section>'
+    return _framed(name, _table(name, [""], [(escaped(field), [escaped(text)]) for field, text in rows.items()]))
 
 
-def _reproduce(job: Job) -> Iterator[str]:
+def _reproduce(job: Job) -> str:
     lines = "\n".join(map(escaped, job.to_yaml().splitlines()))
-    yield (
-        '<section aria-labelledby="reproduce"><h2 id="reproduce">Reproduce</h2>'
+    return _framed(
+        "Reproduce",
         "<p>Put this into <code>job.yaml</code> and run <code>moecost report job.yaml</code>. Files that it names are "
         "not part of this page.</p>"
-        f'<pre tabindex="0" role="region" aria-label="The job as YAML"><code>{lines}</code></pre></section>'
+        f'<pre tabindex="0" role="region" aria-label="The job as YAML"><code>{lines}</code></pre>',
     )
 
 

@@ -6,8 +6,9 @@ global setting. Colours are Okabe and Ito's; lightness, hatches, markers or labe
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
@@ -176,7 +177,7 @@ def roofline(estimate: Estimate, ax: Axes | None = None) -> Axes:
     along = np.geomspace(left, right, 80)
     roof = list(zip(along, np.minimum(along * rate, peak), strict=True))
     large = sorted(points, key=lambda p: -p.share)[:LABELLED]
-    named = [(p.intensity, p.rate, f"{p.name} {percent(p.share)}") for p in large]
+    named = [(p.intensity, p.rate, f"{_cut(p.name)} {percent(p.share)}") for p in large]
     _label_points(ax, named, [*((p.intensity, p.rate) for p in points), *roof])
     return ax
 
@@ -353,15 +354,27 @@ def _draw_pareto(
     ax.plot(x[front][order], y[front][order], drawstyle="steps-post", color=BACKWARD, lw=1.2, zorder=1)
     ax.scatter(x[front], y[front], s=42, color=BACKWARD, marker="D", label="front", zorder=2)
     ax.margins(0.12)
+    ax.legend(loc="best", frameon=False, fontsize=SMALL)
     if names is not None:
         few = there.sum() <= FEW
-        obstacles = list(zip(x[there], y[there], strict=True))
+        obstacles = [*zip(x[there], y[there], strict=True), *_along_steps(ax, x[front][order], y[front][order])]
         shown = [(x[i], y[i], names[i]) for i in range(len(x)) if there[i] and (few or front[i])]
         _label_points(ax, sorted(shown, key=lambda p: p[0]), obstacles)
     if not there.all():
         ax.set_title(f"{int((~there).sum())} of {len(x)} do not fit or have no price", fontsize=9, loc="left")
-    ax.legend(loc="best", frameon=False, fontsize=SMALL)
     return ax
+
+
+def _along_steps(ax: Axes, x: NDArray[np.float64], y: NDArray[np.float64]) -> Iterator[tuple[float, float]]:
+    """Points along the front, which labels should not cover, as near as letters."""
+    inverse = ax.transData.inverted()
+    corners = [corner for i in range(len(x) - 1) for corner in ((x[i], y[i]), (x[i + 1], y[i]))]
+    corners += [(x[-1], y[-1])] if len(x) else []
+    on_paper = np.array([ax.transData.transform(corner) for corner in corners])
+    for a, b in itertools.pairwise(on_paper):
+        for share in np.linspace(0, 1, 2 + int(np.hypot(*(b - a)) / 6)):
+            px, py = inverse.transform(a + share * (b - a))
+            yield float(px), float(py)
 
 
 _LABELS: Final = {
@@ -610,45 +623,51 @@ def _plain_words(name: str) -> str:
     return _cut(name.replace("_", " ").replace(".", " "))
 
 
-_OFFSETS: Final = (
-    (7, 0, "left", "center"), (-7, 0, "right", "center"), (0, 8, "center", "bottom"), (0, -8, "center", "top"),
-    (7, 9, "left", "bottom"), (7, -9, "left", "top"), (-7, 9, "right", "bottom"), (-7, -9, "right", "top"),
-    (14, 20, "left", "bottom"), (14, -20, "left", "top"), (-14, 20, "right", "bottom"), (-14, -20, "right", "top"),
-    (22, 32, "left", "bottom"), (22, -32, "left", "top"), (-22, 32, "right", "bottom"), (-22, -32, "right", "top"),
-)  # fmt: skip
-"""Places of a label beside its point, best first. [pt]"""
+def _offsets() -> Iterator[tuple[float, float, str, str]]:
+    """Places of a label around its point, the nearest first: (right, up) in points, and how the text stands there."""
+    yield from ((7, 0, "left", "center"), (-7, 0, "right", "center"), (0, 8, "center", "bottom"),
+                (0, -8, "center", "top"))  # fmt: skip
+    for distance in (12, 22, 34, 48, 64, 82, 102):
+        for degrees in (45, -45, 135, -135, 20, -20, 160, -160, 70, -70, 110, -110):
+            right, up = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
+            ha, va = "left" if right > 0 else "right", "bottom" if up > 0 else "top"
+            yield distance * right, distance * up, ha, va
+
+
+LEADER: Final = 15.0
+"""From here on a line joins a label to its point. [pt]"""
 
 
 def _label_points(
-    ax: Axes, points: Sequence[tuple[float, float, str]], obstacles: Sequence[tuple[float, float]] | None = None
+    ax: Axes, points: Sequence[tuple[float, float, str]], obstacles: Sequence[tuple[float, float]] = ()
 ) -> None:
-    """Names beside points, each where it covers no other; the best place where none is free."""
+    """Names beside points, each at the nearest place where it covers no other, no point and no word of the picture."""
     from matplotlib.transforms import Bbox
 
     _figure(ax).draw_without_rendering()  # so that the layout stands
-    size = 4 * _figure(ax).dpi / 72
+    size = 3 * _figure(ax).dpi / 72
     inside = ax.get_window_extent()
-    taken = [
-        Bbox.from_bounds(px - size, py - size, 2 * size, 2 * size)
-        for px, py in (ax.transData.transform((x, y)) for x, y in obstacles or [p[:2] for p in points])
-    ]
+    there = [ax.transData.transform((x, y)) for x, y in (*(p[:2] for p in points), *obstacles)]
+    taken = [Bbox.from_bounds(px - size, py - size, 2 * size, 2 * size) for px, py in there]
+    legend = ax.get_legend()
+    taken += [item.get_window_extent() for item in (*ax.texts, *([legend] if legend else []))]
     for x, y, text in points:
-        best = None
-        for dx, dy, ha, va in _OFFSETS:
-            label = ax.annotate(
-                text, (x, y), xytext=(dx, dy), textcoords="offset points", ha=ha, va=va, fontsize=SMALL,
-                arrowprops={"arrowstyle": "-", "color": "0.5", "lw": 0.5} if abs(dy) > 10 else None, zorder=3,
-            )  # fmt: skip
+        label = ax.annotate(text, (x, y), xytext=(0, 0), textcoords="offset points", fontsize=SMALL, zorder=3)
+        best, least = (0.0, 0.0, "left", "bottom"), math.inf
+        for place in _offsets():
+            label.set(position=place[:2], ha=place[2], va=place[3])
             box = label.get_window_extent()
             covered = sum(box.overlaps(other) for other in taken)
-            covered += 2 * (box.x0 < inside.x0 or box.x1 > inside.x1 or box.y0 < inside.y0 or box.y1 > inside.y1)
-            if best is None or covered < best[0]:
-                if best is not None:
-                    best[1].remove()
-                best = (covered, label, box)
-            else:
-                label.remove()
-            if covered == 0:
+            outside = box.x0 < inside.x0 or box.x1 > inside.x1 or box.y0 < inside.y0 or box.y1 > inside.y1
+            if covered + 2 * outside < least:
+                best, least = place, covered + 2 * outside
+            if not least:
                 break
-        if best is not None:
-            taken.append(best[2])
+        right, up, ha, va = best
+        label.remove()
+        leader = {"arrowstyle": "-", "color": "0.5", "lw": 0.6} if math.hypot(right, up) > LEADER else None
+        label = ax.annotate(
+            text, (x, y), xytext=(right, up), textcoords="offset points", fontsize=SMALL, zorder=3, ha=ha, va=va,
+            arrowprops=leader,
+        )  # fmt: skip
+        taken.append(label.get_window_extent())

@@ -335,9 +335,7 @@ def test_command(job: Job, paper: Estimate, tmp_path: Path, monkeypatch: pytest.
     monkeypatch.chdir(tmp_path)
     Path("my.yaml").write_text(job.to_yaml(), encoding="utf-8")
     assert run("report", "my.yaml") == (0, "written: my.html\n", "")
-    assert Path("my.html").read_text(encoding="utf-8") == report_page(
-        paper, job.model_copy(update={"on_oom": "report"})
-    )
+    assert Path("my.html").read_text(encoding="utf-8") == report_page(paper, job)
     status, out, _ = run("report", "my.yaml", "-o", "x.html", "--set", "epochs=1", "--json")
     assert status == 0
     assert json.loads(out)["epochs"] == 1
