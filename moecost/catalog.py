@@ -24,6 +24,8 @@ from moecost.spec_files import parse_yaml as parse_yaml
 from moecost.spec_files import read_text as read_text
 from moecost.spec_files import read_yaml as read_yaml
 from moecost.spec_files import validate as validate
+from moecost.spec_files import write_text as write_text
+from moecost.spec_files import yaml_text as yaml_text
 from moecost.specs import GPUSpec, NodeSpec, PriceQuote
 
 INDEX_FILE: Final = "index.yaml"

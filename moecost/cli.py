@@ -182,12 +182,7 @@ def estimate(
 
     given = {name: _typed(name, v) for name, v in ctx.params.items() if name in Job.model_fields and v is not None}
     given |= dict(assignment(text) for text in field or ())
-    try:
-        asked = Job(**given) if job is None else _of_file(job, given)
-    except InvalidInputError as error:
-        if job is None:
-            raise
-        raise InvalidInputError(f"{job}: {str(error).removeprefix(f'{job}: ')}") from None
+    asked = Job(**given) if job is None else _job_of(job, given)
     found = estimate_job(asked if prices is None else _priced(asked, prices))
     _write((found.model_dump_json() if as_json else as_text(found, _width())) + "\n")
     if not found.fits:
@@ -204,8 +199,15 @@ def _priced(job: Job, path: Path) -> Job:
     return job
 
 
+def _job_of(path: Path, given: Mapping[str, Any]) -> Job:
+    """The job of a job file or of a training tool's recipe; what is given wins. Errors name the file."""
+    try:
+        return _of_file(path, given)
+    except InvalidInputError as error:
+        raise InvalidInputError(f"{path}: {str(error).removeprefix(f'{path}: ')}") from None
+
+
 def _of_file(path: Path, given: Mapping[str, Any]) -> Job:
-    """The job of a job file or of a training tool's recipe; what is given wins."""
     from moecost.catalog import read_yaml
     from moecost.job import Job, beside
     from moecost.recipes import RecipeWarning, recipe_tool
@@ -240,6 +242,80 @@ def assignment(text: str) -> tuple[str, Any]:
     if len(found) > 1:
         raise InvalidInputError(f"--set {name}: one value, not several lines")
     return name, found["value"]
+
+
+# --------------------------------------------------------------------------------------------- compare and report
+_JOB_FILES = typer.Argument(metavar="JOB.yaml...", help="Files with jobs, or recipes.", show_default=False)
+_GPUS = typer.Option("--gpu", help="Each job on this GPU; may be repeated.", autocompletion=_names("gpus"),
+                     metavar="TEXT", show_default=False)  # fmt: skip
+_PAGE = typer.Option("--out", "-o", help="The page; else the job's name and .html.", metavar="FILE", show_default=False)
+
+
+@app.command(no_args_is_help=True)
+def compare(
+    jobs: Annotated[list[Path], _JOB_FILES],
+    gpu: Annotated[list[str] | None, _GPUS] = None,
+    field: Annotated[list[str] | None, _SET] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Jobs beside each other, cheapest first; those that lost with the reason why.
+
+    With --gpu, machine and price in a file hold for its own GPU alone; others have the catalogue's.
+
+    \b
+    moecost compare lora.yaml qlora.yaml
+    moecost compare job.yaml --gpu a40 --gpu l40s --gpu h100 --set epochs=3
+    """
+    from moecost.comparing import compare
+    from moecost.comparison_report import as_text
+
+    given = dict(assignment(text) for text in field or ())
+    labels: list[str] = []
+    asked: list[Job] = []
+    for path in jobs:
+        name = path.stem if len({p.stem for p in jobs}) == len(jobs) else str(path)
+        for on in gpu or (None,):
+            asked.append(_job_of(path, given if on is None else _moved(path, on) | given | {"gpu": on}))
+            labels.append(name if on is None else on if len(jobs) == 1 else f"{name} on {on}")
+    found = compare(asked, labels=labels)
+    _write((found.model_dump_json() if as_json else as_text(found, _width())) + "\n")
+    if not found.estimates:
+        raise typer.Exit(DOES_NOT_FIT if any(c.estimate for c in found.candidates) else BAD_INPUT)
+
+
+def _moved(path: Path, gpu: str) -> dict[str, None]:
+    """What a job's file says of its GPU, to be forgotten on another one."""
+    from moecost.catalog import gpu_index, read_yaml
+
+    own = str(read_yaml(path).get("gpu"))
+    known = gpu_index().get(own)
+    same = own == gpu or (known is not None and known == gpu_index().get(gpu))
+    return {} if same else dict.fromkeys(("price", "node", "gpus_per_node"))
+
+
+@app.command(no_args_is_help=True)
+def report(
+    job: Annotated[Path, _JOB_FILE],
+    out: Annotated[Path | None, _PAGE] = None,
+    field: Annotated[list[str] | None, _SET] = None,
+    as_json: AsJson = False,
+) -> None:
+    """A report to hand around: one HTML file with figures, their sources and alternatives.
+
+    \b
+    moecost report job.yaml -o report.html
+    """
+    from moecost.estimation import estimate_job
+    from moecost.page import write_report
+
+    out = Path(f"{job.stem}.html") if out is None else out
+    _check_writable(out, (".html", ".htm"), "a page")
+    asked = _job_of(job, dict(assignment(text) for text in field or ()))
+    found = estimate_job(asked.model_copy(update={"on_oom": "report"}))
+    write_report(out, found, asked)
+    _write((found.model_dump_json() if as_json else f"written: {out}") + "\n")
+    if not found.fits:
+        raise typer.Exit(DOES_NOT_FIT)
 
 
 # ----------------------------------------------------------------------------------------------- measured runs
@@ -300,10 +376,10 @@ def _read_runs(path: Path) -> Runs:
     return runs
 
 
-def _check_writable(path: Path, suffixes: Sequence[str] = ()) -> None:
+def _check_writable(path: Path, suffixes: Sequence[str] = (), what: str = "a calibration") -> None:
     """Before the work is done, so that none is lost."""
     if suffixes and path.suffix.lower() not in suffixes:
-        raise InvalidInputError(f"{path}: the name of a calibration's file must end in {' or '.join(suffixes)}")
+        raise InvalidInputError(f"{path}: the name of {what}'s file must end in {' or '.join(suffixes)}")
     if path.is_dir() or not path.absolute().parent.is_dir():
         raise InvalidInputError(f"{path}: cannot be written: " + ("is a folder" if path.is_dir() else "no such folder"))
 
