@@ -6,13 +6,10 @@ import html
 import math
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final, Literal
+from dataclasses import dataclass
+from typing import Final, Literal
 
 from moecost.results import Estimate, Memory
-
-if TYPE_CHECKING:
-    from moecost.sweeping import Sweep
 
 WIDTH: Final = 100
 """Columns of the text."""
@@ -133,7 +130,8 @@ class Section:
     sentences: tuple[str, ...] = ()
 
 
-def _sections(e: Estimate) -> Iterator[Section]:
+def sections(e: Estimate) -> Iterator[Section]:
+    """What a report says of an estimate, in its order."""
     yield _asked(e)
     yield _answers(e)
     yield _stages(e)
@@ -170,19 +168,20 @@ def _answers(e: Estimate) -> Section:
             "fits",
             (
                 f"{'yes' if e.fits else 'NO'} ({chance(e.fits_probability)})",
-                _spread(e, "memory.device_gib", "GiB"),
+                spread(e, "memory.device_gib", "GiB"),
                 need,
             ),
         ),
         Row("largest batch", (f"{e.max_micro_batch_size:,}", "", "sequences a GPU a pass")),
-        Row("queries/s", (significant(e.queries_per_second), _spread(e, "queries_per_second"), tokens)),
-        Row("hours", (significant(e.hours), _spread(e, "hours"), _run(e))),
-        Row("dollars", (dollars(e.cost_usd), _spread(e, "cost_usd"), cost)),
+        Row("queries/s", (significant(e.queries_per_second), spread(e, "queries_per_second"), tokens)),
+        Row("hours", (significant(e.hours), spread(e, "hours"), _run(e))),
+        Row("dollars", (dollars(e.cost_usd), spread(e, "cost_usd"), cost)),
     )
     return Section("Answer", "", (("", ">"), (f"{100 * LEVEL:.0f} % interval", "<"), ("", "<")), rows)
 
 
-def _spread(e: Estimate, field: str, unit: str = "") -> str:
+def spread(e: Estimate, field: str, unit: str = "") -> str:
+    """The interval of a figure in words; empty where the figure is not known."""
     low, high = e.interval(field, LEVEL)
     if math.isnan(low):
         return ""
@@ -317,51 +316,6 @@ def _ratio(part: float, whole: float) -> float:
     return part / whole if whole else 0.0
 
 
-# --------------------------------------------------------------------------------------------------------- sweep
-def sweep_as_text(sweep: Sweep, width: int = WIDTH) -> str:
-    """What a sweep covers, how much of it fits, and its cheapest and fastest rows, as plain text."""
-    return _as_text(list(_sweep_sections(sweep)), width)
-
-
-def sweep_as_html(sweep: Sweep) -> str:
-    """The same as one self-contained `<div>`."""
-    return _as_html(_sweep_sections(sweep))
-
-
-def _sweep_sections(sweep: Sweep) -> Iterator[Section]:
-    found = sweep.summary()
-    axes = {name: _axis(values) for name, values in found["axes"].items()}
-    yield replace(_facts("Sweep", axes), summary=_number(found["rows"], "row", "rows"))
-    best = {name: found[name] for name in ("cheapest", "fastest") if name in found}
-    rows = tuple(Row(name, (*_rates(row), _varied(sweep, row))) for name, row in best.items())
-    columns: tuple[tuple[str, Align], ...] = (("dollars", ">"), ("hours", ">"), ("queries/s", ">"), ("row", "<"))
-    share = percent(_ratio(found["fits"], found["rows"]))
-    yield Section("Answer", f"{found['fits']:,} rows fit ({share})", columns if rows else (), rows)
-    if found["reasons"]:
-        most = sorted(found["reasons"].items(), key=lambda item: -item[1])[:REASONS_SHOWN]
-        yield Section("Other rows", sentences=tuple(f"{_number(n, 'row', 'rows')}: {why}" for why, n in most))
-
-
-REASONS_SHOWN: Final = 4
-VALUES_SHOWN: Final = 6
-
-
-def _axis(values: Sequence[object]) -> str:
-    if len(values) > VALUES_SHOWN:
-        return f"{len(values)} values, {values[0]} to {values[-1]}"
-    return ", ".join(map(str, values))
-
-
-def _rates(row: Mapping[str, float]) -> tuple[str, str, str]:
-    return dollars(row["cost_usd"]), significant(row["hours"]), significant(row["queries_per_second"])
-
-
-def _varied(sweep: Sweep, row: Mapping[str, object]) -> str:
-    """What tells a row apart: axes of several values, and the batch."""
-    names = [name for name, values in sweep.axes.items() if len(values) > 1]
-    return ", ".join(f"{name} {row[name]}" for name in dict.fromkeys([*names, "micro_batch_size"]))
-
-
 # ---------------------------------------------------------------------------------------------------------- text
 BAR: Final = 20
 """Longest bar. [column]"""
@@ -371,20 +325,21 @@ GAP: Final = 2
 
 def as_text(estimate: Estimate, width: int = WIDTH) -> str:
     """The estimate as plain text of at most `width` columns (and at least `MIN_WIDTH`)."""
-    return _as_text(list(_sections(estimate)), width)
+    return sections_as_text(list(sections(estimate)), width)
 
 
-def _as_text(sections: Sequence[Section], width: int) -> str:
+def sections_as_text(found: Sequence[Section], width: int = WIDTH) -> str:
+    """Sections one below the other, their rows' names in one column."""
     width = max(width, MIN_WIDTH)
-    label = max(len(row.name) for section in sections for row in section.rows)
-    return "\n\n".join("\n".join(_text(section, label, width)) for section in sections)
+    label = max(len(row.name) for section in found for row in section.rows)
+    return "\n\n".join("\n".join(_text(section, label, width)) for section in found)
 
 
 def _text(section: Section, label: int, width: int) -> Iterator[str]:
     head = section.title.upper() + (f": {section.summary}" if section.summary else "")
-    yield from _wrapped(head, width, indent="", hang=" " * INDENT)
+    yield from wrapped(head, width, indent="", hang=" " * INDENT)
     for sentence in section.sentences:
-        yield from _wrapped(sentence, width, indent=" " * INDENT + "- ", hang=" " * (INDENT + 2))
+        yield from wrapped(sentence, width, indent=" " * INDENT + "- ", hang=" " * (INDENT + 2))
     yield from _text_table(section, label, width)
 
 
@@ -400,17 +355,17 @@ def _text_table(section: Section, label: int, width: int) -> Iterator[str]:
         out += " " * GAP
         if section.columns[-1][1] == ">" or row.share is not None:
             out += f"{row.cells[-1]:{section.columns[-1][1]}{sizes[-1]}}" + " " * GAP
-            yield (out + "#" * round(min(BAR, width - len(out)) * _drawn(row.share))).rstrip()
+            yield (out + "#" * round(min(BAR, width - len(out)) * drawn(row.share))).rstrip()
         else:
-            yield from _wrapped(row.cells[-1], width, indent=out, hang=" " * len(out))
+            yield from wrapped(row.cells[-1], width, indent=out, hang=" " * len(out))
 
 
-def _wrapped(text: str, width: int, *, indent: str, hang: str) -> Iterable[str]:
+def wrapped(text: str, width: int, *, indent: str, hang: str) -> Iterable[str]:
     lines = textwrap.wrap(printable(text), width, initial_indent=indent, subsequent_indent=hang, break_on_hyphens=False)
     return [line.rstrip() for line in lines] or [indent.rstrip()]
 
 
-def _drawn(share: float | None) -> float:
+def drawn(share: float | None) -> float:
     """A share as a length of a bar."""
     return 0.0 if share is None or not math.isfinite(share) else min(max(share, 0.0), 1.0)
 
@@ -436,6 +391,13 @@ COLOURS: Final[Mapping[str, str]] = {
     "framework context": "#666666",
 }
 """Okabe and Ito's palette, which colour-blind readers can tell apart. The same part has the same colour everywhere."""
+HATCHES: Final[Mapping[str, str]] = {
+    "attention": "", "mamba": "..", "moe": "//", "mlp": "\\\\", "norm": "xx", "embedding": "++", "head": "--",
+    "optimizer": "||", "other": "",
+    "weights": "", "adapters": "xx", "gradients": "++", "activations": "//", "logits": "--", "buffers": "..",
+    "allocator slack": "", "framework context": "",
+}  # fmt: skip
+"""The same without colour, as Matplotlib names hatches."""
 OTHER_COLOUR: Final = "#999999"
 
 _LINE = "1px solid rgba(128,128,128,0.4)"
@@ -445,18 +407,19 @@ _CELL = "padding:1px 8px;border:0;background:transparent;color:inherit;vertical-
 
 def as_html(estimate: Estimate) -> str:
     """The estimate as one self-contained `<div>`, for notebooks with a light or a dark background."""
-    return _as_html(_sections(estimate))
+    return sections_as_html(sections(estimate))
 
 
-def _as_html(sections: Iterable[Section]) -> str:
-    body = "".join(_html(section) for section in sections)
+def sections_as_html(found: Iterable[Section]) -> str:
+    """Sections as one self-contained `<div>`."""
+    body = "".join(_html(section) for section in found)
     return f'<div style="font-size:13px;line-height:1.4;max-width:64em;color:inherit">{body}</div>'
 
 
 def _html(section: Section) -> str:
-    out = f'<div style="font-weight:600;margin-top:10px;border-bottom:{_LINE}">{_escaped(section.title)}</div>'
+    out = f'<div style="font-weight:600;margin-top:10px;border-bottom:{_LINE}">{escaped(section.title)}</div>'
     if section.summary:
-        out += f'<div style="margin:2px 0">{_escaped(section.summary)}</div>'
+        out += f'<div style="margin:2px 0">{escaped(section.summary)}</div>'
     out += _html_bar(section)
     if section.rows:
         head = "".join(_html_cell(name, align, "th") for name, align in (("", "<"), *section.columns))
@@ -464,7 +427,7 @@ def _html(section: Section) -> str:
         body = "".join(_html_row(section, row) for row in section.rows)
         out += f'<table style="{_TABLE}">{head}{body}</table>'
     if section.sentences:
-        items = "".join(f"<li>{_escaped(sentence)}</li>" for sentence in section.sentences)
+        items = "".join(f"<li>{escaped(sentence)}</li>" for sentence in section.sentences)
         out += f'<ul style="margin:2px 0;padding-left:20px">{items}</ul>'
     return out
 
@@ -480,12 +443,12 @@ def _html_name(row: Row) -> str:
     if row.part and row.share is not None:
         colour = COLOURS.get(row.name, OTHER_COLOUR)
         swatch = f'<span style="display:inline-block;width:9px;height:9px;margin-right:6px;background:{colour}"></span>'
-    return f'<td style="{_CELL};text-align:left;white-space:nowrap">{swatch}{_escaped(row.name)}</td>'
+    return f'<td style="{_CELL};text-align:left;white-space:nowrap">{swatch}{escaped(row.name)}</td>'
 
 
 def _html_cell(text: str, align: str, tag: Literal["td", "th"] = "td") -> str:
     side = "right" if align == ">" else "left"
-    return f'<{tag} style="{_CELL};text-align:{side}">{_escaped(text)}</{tag}>'
+    return f'<{tag} style="{_CELL};text-align:{side}">{escaped(text)}</{tag}>'
 
 
 def _html_bar(section: Section) -> str:
@@ -493,18 +456,19 @@ def _html_bar(section: Section) -> str:
     parts = [row for row in section.rows if row.part and row.share is not None]
     if not parts:
         return ""
-    whole = max(1.0, sum(_drawn(row.share) for row in parts))
+    whole = max(1.0, sum(drawn(row.share) for row in parts))
     inner = "".join(
-        f'<span title="{_escaped(f"{row.name} {row.cells[1]}")}" style="display:inline-block;height:12px;'
-        f'width:{100 * _drawn(row.share) / whole:.3f}%;background:{COLOURS.get(row.name, OTHER_COLOUR)}"></span>'
+        f'<span title="{escaped(f"{row.name} {row.cells[1]}")}" style="display:inline-block;height:12px;'
+        f'width:{100 * drawn(row.share) / whole:.3f}%;background:{COLOURS.get(row.name, OTHER_COLOUR)}"></span>'
         for row in parts
     )
-    said = _escaped(f"{section.title}: " + ", ".join(f"{row.name} {row.cells[1]}" for row in parts))
+    said = escaped(f"{section.title}: " + ", ".join(f"{row.name} {row.cells[1]}" for row in parts))
     return (
         f'<div role="img" aria-label="{said}" style="display:flex;height:12px;max-width:36em;margin:4px 0;'
         f'border:{_LINE}">{inner}</div>'
     )
 
 
-def _escaped(text: str) -> str:
+def escaped(text: str) -> str:
+    """Text for the inside of an element or an attribute: nothing of it is markup."""
     return html.escape(printable(text), quote=True)

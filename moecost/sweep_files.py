@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from moecost.errors import InvalidInputError, UnsupportedError
+from moecost.errors import UnsupportedError
+from moecost.spec_files import write_whole
 
 if TYPE_CHECKING:
     import pandas
@@ -65,7 +63,7 @@ def write_parquet(sweep: Sweep, path: str | Path) -> None:
             for start in range(0, len(sweep), ROWS_AT_ONCE):
                 writer.write_table(table(slice(start, start + ROWS_AT_ONCE)))
 
-    _whole_or_none(path, write)
+    write_whole(path, write)
 
 
 def write_csv(sweep: Sweep, path: str | Path) -> None:
@@ -77,28 +75,4 @@ def write_csv(sweep: Sweep, path: str | Path) -> None:
                 frame = to_frame(sweep, slice(start, start + ROWS_AT_ONCE))
                 frame.to_csv(stream, index=False, header=start == 0, lineterminator="\n")
 
-    _whole_or_none(path, write)
-
-
-def write_text(path: Path, text: str) -> None:
-    """A text file, whole or not at all."""
-    _whole_or_none(path, lambda part: part.write_text(text, encoding="utf-8"))
-
-
-def _whole_or_none(path: str | Path, write: Callable[[Path], object]) -> None:
-    """Write beside the place and move there at the end: readers see a whole file, and what was there stays on failure.
-
-    Raises
-    ------
-    InvalidInputError : the file cannot be written.
-    """
-    whole = Path(path)
-    part = whole.with_name(f".{whole.name}.part")
-    try:
-        write(part)
-        os.replace(part, whole)
-    except OSError as error:
-        raise InvalidInputError(f"{path}: cannot be written: {error.strerror or error}") from error
-    finally:
-        with contextlib.suppress(OSError):
-            part.unlink(missing_ok=True)
+    write_whole(path, write)

@@ -22,11 +22,12 @@ from moecost.estimation import estimate_job
 from moecost.job import Job
 from moecost.progress import progress_bar
 from moecost.results import Estimate
+from moecost.spec_files import write_text
 from moecost.specs import PriceQuote
 from moecost.sweep_axes import ADAPTER_FIELDS, PLURAL, Axes, num_rows, read_axes, split
 from moecost.sweep_blocks import Block, evaluate
 from moecost.sweep_figures import FIGURES, FITS
-from moecost.sweep_files import to_frame, write_csv, write_parquet, write_text
+from moecost.sweep_files import to_frame, write_csv, write_parquet
 
 if TYPE_CHECKING:
     import pandas
@@ -355,16 +356,16 @@ class Sweep:
         write_csv(self, path)
 
     def __str__(self) -> str:
-        from moecost.report import sweep_as_text
+        from moecost.sweep_report import as_text
 
-        return sweep_as_text(self)
+        return as_text(self)
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        from moecost.report import sweep_as_html
+        from moecost.sweep_report import as_html
 
-        return sweep_as_html(self)
+        return as_html(self)
 
 
 def _column(name: str) -> str:

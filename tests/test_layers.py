@@ -38,11 +38,22 @@ LAYERS: list[list[str]] = [
     ["software", "dataset_spec", "architecture", "calibration"],
     ["adaptation", "footprint", "operators", "step", "memory"],
     ["job", "topology", "results", "resolution", "advice", "estimation"],
-    ["prices", "READERS"],
+    [
+        "prices.rows",
+        "prices.names",
+        "prices.tables",
+        "prices.own",
+        "prices.skypilot",
+        "prices.gpuhunt_tables",
+        "prices.book",
+        "prices.gpuhunt_live",
+        "prices",
+        "READERS",
+    ],
     ["progress", "sweep_axes", "sweep_figures", "sweep_blocks", "sweep_files", "sweeping"],
-    ["fitting", "validation_report", "validation", "planning"],
-    ["report", "plotting", "probe"],
-    ["cli", "__main__"],
+    ["fitting", "validation_report", "validation", "comparing", "planning"],
+    ["report", "comparison_report", "sweep_report", "plotting", "page", "probe"],
+    ["cli_prices", "cli", "__main__"],
     ["__init__"],
 ]
 ORDER = [name for layer in LAYERS for name in layer]
@@ -53,19 +64,8 @@ READERS = ("recipe", "run_", "trainer", "log_", "measure")
 FORMULAS = frozenset(
     {
         *("units", "arrays", "coefficients", "quantities", "storage", "lengths", "roofline", "experts"),
-        *(
-            "communication",
-            "cost",
-            "workload",
-            "schedule",
-            "components",
-            "parameters",
-            "flops",
-            "operators",
-            "step",
-            "memory",
-        ),
-        *("adaptation", "footprint"),
+        *("communication", "cost", "workload", "components", "parameters", "flops", "operators", "step", "memory"),
+        *("adaptation", "footprint", "schedule"),
     }
 )
 PROFILE_READERS = frozenset({"operators", "step", "memory", "adaptation"})
@@ -76,16 +76,18 @@ UPWARD = frozenset(
     {
         ("specs", "catalog"),
         ("architecture", "software"),
-        ("results", "report"),
-        ("sweeping", "report"),
+        *(("results", name) for name in ("report", "plotting", "page")),
+        *(("comparing", name) for name in ("comparison_report", "plotting")),
+        ("sweeping", "sweep_report"),
         ("job", "recipes"),
     }
 )
 LAZY = {
     "scipy": {"fitting", "published"},
     "matplotlib": {"plotting", "validation_report"},
-    "pandas": {"sweep_files", "planning"},
+    "pandas": {"sweep_files", "comparing", "planning"},
     "pyarrow": {"sweep_files"},
+    "gpuhunt": {"prices.gpuhunt_live"},
 }
 """Heavy packages, who may import them, and only inside of functions."""
 AT_THE_TOP = {
@@ -228,11 +230,14 @@ def test_few_modules_read_files_or_the_command_line(package: str) -> None:
     assert not wrong, wrong
 
 
+PRESENTATION = ("cli", "report", "comparison_report", "sweep_report", "plotting", "page")
+
+
 def test_the_library_knows_nothing_of_its_presentation() -> None:
-    """Results print themselves through `report`, inside of their methods; the command line stands above all."""
-    users = {(i.by, i.what[1:], i.inside_a_function) for i in imports() if i.what in (".cli", ".report", ".plotting")}
-    below = {u for u in users if u[0] not in ("cli", "__main__", "plotting", "__init__", "report")}
-    assert below <= {("results", "report", True), ("sweeping", "report", True)}
+    """Results print and draw themselves, inside of their methods; the command line stands above all."""
+    users = {(i.by, i.what[1:], i.inside_a_function) for i in imports() if i.what[1:] in PRESENTATION}
+    below = {u for u in users if u[0] not in (*PRESENTATION, "__main__", "__init__")}
+    assert all((by, what) in UPWARD and inside for by, what, inside in below)
     assert not any(
         i.what.split(".")[0] in ONLY_CLI for i in imports() if i.by not in ("cli", "__main__", "report", "progress")
     )

@@ -585,7 +585,7 @@ def test_a_sweep_shows_itself() -> None:
     s = sweep(**SMALL, num_queries=1000)
     text = str(s)
     assert f"SWEEP: {len(s)} rows" in text
-    assert f"{s['fits'].sum()} rows fit" in text
+    assert f"{s['fits'].sum()} rows of {len(s)} fit" in text
     assert "cheapest" in text
     assert "fastest" in text
     assert "does not fit" in text
@@ -594,7 +594,7 @@ def test_a_sweep_shows_itself() -> None:
     assert html.startswith("<div")
     assert "cheapest" in html
     nothing = str(sweep(models="mixtral-8x7b", gpus="l4", sequence_length=512))
-    assert "0 rows fit" in nothing
+    assert "0 rows of 1 fit" in nothing
     assert "cheapest" not in nothing
 
 
