@@ -138,7 +138,7 @@ def state() -> dict[str, Any]:
         "warnings": list(warnings.filters),
         "numpy errors": np.geterr(),
         "numpy prints": np.get_printoptions(),
-        "numpy random": repr(np.random.get_state()),
+        "numpy random": repr(np.random.get_state()),  # noqa: NPY002 - the global one is what could change
         "random": random.getstate(),
         "environment": dict(os.environ),
         "folder": os.getcwd(),
