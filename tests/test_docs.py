@@ -184,6 +184,7 @@ def test_docstrings_become_markdown() -> None:
         "* `x`, `y`: how far, and how long. [m]", "* `**axes`: others.", "", "**Returns**", "", "Seconds. [s]", "",
         "**Notes**", "", "Of $1 or $2.", "", "```pycon", ">>> f(1)", "2", "```",
     ]  # fmt: skip
+    assert script.plain_type("dict[str, Annotated[float, Field(gt=0)]]") == "dict[str, float]"
     mathml = script.on_page_content('<span class="arithmatex">\\(a &lt; b\\)</span>')
     assert mathml.startswith('<span class="formula"><math')
     assert "&lt;" in mathml or "&#x0003C;" in mathml

@@ -6,6 +6,7 @@ built, so that a page loads nothing from elsewhere.
 
 from __future__ import annotations
 
+import ast
 import html
 import re
 from collections.abc import Callable
@@ -25,6 +26,24 @@ class Docstrings(griffe.Extension):
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
         if obj.docstring:
             obj.docstring.value = as_markdown(obj.docstring.value)
+        if isinstance(obj, griffe.Attribute) and "Annotated[" in str(obj.annotation):
+            obj.annotation = plain_type(str(obj.annotation))
+
+
+class _Plain(ast.NodeTransformer):
+    def visit_Subscript(self, node: ast.Subscript) -> ast.expr:
+        self.generic_visit(node)
+        annotated = ast.unparse(node.value) == "Annotated" and isinstance(node.slice, ast.Tuple)
+        return node.slice.elts[0] if annotated else node
+
+
+def plain_type(annotation: str) -> str:
+    """A type without its validators, which the text below it tells in words.
+
+    >>> plain_type("Annotated[str | Path, check('it')] | None")
+    'str | Path | None'
+    """
+    return ast.unparse(_Plain().visit(ast.parse(annotation, mode="eval")))
 
 
 def as_markdown(text: str) -> str:
@@ -68,6 +87,8 @@ def _section(name: str, body: str) -> str:
     entries, _, after = body.partition("\n\n")  # what follows an empty line belongs to no entry
     if name in ("Parameters", "Raises", "Attributes"):
         entries = _entries(entries)
+    if name == "Returns":
+        entries = re.sub(r"^(\w+) : ", r"`\1`: ", entries)
     return f"{_doctests(entries)}\n\n{_doctests(after)}"
 
 
