@@ -15,7 +15,9 @@ import subprocess
 import sys
 import warnings
 import zlib
+from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import pytest
@@ -166,14 +168,10 @@ def test_formulas_are_mathml_and_code_was_run(site: Path) -> None:
     assert commands.count("Usage: moecost") >= 10
 
 
-def test_docstrings_become_markdown() -> None:
+def test_docstrings_become_markdown(tool: Callable[[str], ModuleType]) -> None:
     pytest.importorskip("griffe")
     pytest.importorskip("latex2mathml")
-    spec = importlib.util.spec_from_file_location("docs_site", ROOT / "tools" / "docs_site.py")
-    assert spec is not None
-    assert spec.loader is not None
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
+    script = tool("docs_site")
     text = (
         "Time of :math:`x^2`.\n\n.. math:: t = \\max(a,\n          b)\n\nParameters\n----------\nx, y : how far,\n"
         "    and how long. [m]\n**axes : others.\n\nReturns\n-------\nSeconds. [s]\n\nNotes\n-----\nOf $1 or $2.\n\n"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -18,13 +18,8 @@ MOST_BYTES = 400_000
 
 
 @pytest.fixture(scope="module")
-def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("run_notebooks", ROOT / "tools" / "run_notebooks.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def script(tool: Callable[[str], ModuleType]) -> ModuleType:
+    return tool("run_notebooks")
 
 
 def shown(notebook: NotebookNode) -> list[list[tuple[str, list[str]]]]:

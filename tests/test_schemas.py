@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
+from collections.abc import Callable
 from importlib.resources import files
 from pathlib import Path
 from types import ModuleType
@@ -40,13 +40,8 @@ def estimates() -> Draft202012Validator:
 
 
 @pytest.fixture(scope="module")
-def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("make_schemas", ROOT / "tools" / "make_schemas.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def script(tool: Callable[[str], ModuleType]) -> ModuleType:
+    return tool("make_schemas")
 
 
 def test_the_files_are_current(script: ModuleType) -> None:
