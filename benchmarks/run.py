@@ -15,6 +15,7 @@ import os
 import platform
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ import moecost
 from moecost import Job, compare, estimate, sweep
 
 PAGE = Path(__file__).parent.parent / "docs" / "benchmarks.md"
+REPEATS = 15
 ESTIMATES = 50
 """No two alike, so that none is answered by a cache."""
 JOB: Mapping[str, Any] = {
@@ -49,7 +51,6 @@ class Line:
 
     what: str
     seconds: float
-    repeats: int
     of: int = 1
     """Rows or calls in that time."""
     unit: str = ""
@@ -77,13 +78,29 @@ def timed(call: Callable[[], object]) -> float:
 
 
 # ------------------------------------------------------------------------------------------------ what is timed
-def cold(code: str) -> float:
-    """`code` in a fresh process, which takes the time itself: Python's own start does not count. [s]"""
-    timed_code = f"import time; start = time.perf_counter(); {code}; print(time.perf_counter() - start)"
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", timed_code], capture_output=True, text=True, check=True
-    )
-    return float(done.stdout)
+def cold(repeats: int) -> tuple[float, float]:
+    """Seconds from the start of a fresh process until moecost is imported, and until it has made a first estimate.
+
+    The best of some processes; Python's own start does not count. Modules are compiled before, as an installer does.
+    """
+    code = f"""if True:
+        import time
+        start = time.perf_counter()
+        from moecost import estimate
+        imported = time.perf_counter()
+        estimate(**{dict(JOB)!r})
+        print(imported - start, time.perf_counter() - start)"""
+    with tempfile.TemporaryDirectory() as folder:
+        env = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+        env["PYTHONPYCACHEPREFIX"] = folder
+        command = [sys.executable, "-W", "ignore", "-c", code]
+        runs = [
+            tuple(
+                map(float, subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout.split())
+            )
+            for _ in range(repeats + 1)
+        ][1:]  # the first one writes the compiled modules
+    return min(run[0] for run in runs), min(run[1] for run in runs)
 
 
 def many_estimates() -> float:
@@ -95,30 +112,26 @@ def many_estimates() -> float:
 
 def measured(quick: bool) -> list[Line]:
     """All lines of the table."""
-    repeats = 1 if quick else 7
-    first = f"from moecost import estimate; estimate(**{dict(JOB)!r})"
+    repeats = 1 if quick else REPEATS
+    imported, first = cold(repeats)
     lines = [
-        Line(
-            "`from moecost import estimate`, cold process", best_of(repeats, lambda: cold(first.split(";")[0])), repeats
-        ),
-        Line("the same and the first estimate, cold process", best_of(repeats, lambda: cold(first)), repeats),
+        Line("`from moecost import estimate`, cold process", imported),
+        Line("the same and the first estimate, cold process", first),
     ]
     many_estimates()  # reads the files, which stay in memory
-    lines.append(Line("one estimate, warm", best_of(repeats, many_estimates), repeats, ESTIMATES))
+    lines.append(Line("one estimate, warm", best_of(repeats, many_estimates), ESTIMATES))
     gpus = ["a40", "l40s", "a100-80gb-sxm", "h100-80gb-sxm", "h200-141gb-sxm"]
     jobs = [Job(**dict(JOB, gpu=gpu, price=1.0)) for gpu in gpus]
-    lines.append(
-        Line(f"`compare` of {len(jobs)} jobs", best_of(repeats, lambda: timed(lambda: compare(jobs))), repeats)
-    )
+    lines.append(Line(f"`compare` of {len(jobs)} jobs", best_of(repeats, lambda: timed(lambda: compare(jobs)))))
     axes = dict(AXES, micro_batch_size=[1, 8]) if quick else AXES
     rows = math.prod(map(len, axes.values()))
     axes = {name: list(values) for name, values in axes.items()}
     took = best_of(repeats, lambda: timed(lambda: sweep(**axes, progress=False)))
-    lines.append(Line(f"`sweep` of {rows:,} configurations, one process", took, repeats, rows, "rows"))
+    lines.append(Line(f"`sweep` of {rows:,} configurations, one process", took, rows, "rows"))
     if hasattr(moecost, "plan"):
         plan = lambda: moecost.plan("mixtral-8x7b", "math-14k", sequence_length=1024)  # noqa: E731
         plan()
-        lines.append(Line("`plan` over all GPUs, methods and layouts", best_of(repeats, lambda: timed(plan)), repeats))
+        lines.append(Line("`plan` over all GPUs, methods and layouts", best_of(repeats, lambda: timed(plan))))
     return lines
 
 
@@ -149,7 +162,7 @@ def page(lines: Sequence[Line]) -> str:
     return f"""# Benchmarks
 
 Made by `python benchmarks/run.py` on {date.today().isoformat()}, on a machine that others used too, so each time is the
-best of {lines[0].repeats}: {machine()}.
+best of {REPEATS}: {machine()}.
 
 {table(lines)}
 
