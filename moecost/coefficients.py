@@ -28,6 +28,7 @@ class Coefficients:
     pcie_share : share of a GPU's PCIe rate, one way, of transfers between GPUs; no peer-to-peer copies assumed.
     network_share : share of the machine's network, one way, that rings over machines reach.
     exchange_share : share of a GPU's own port to the network, one way, that all-to-alls over machines reach.
+    network_hop_s : time of one step of a ring whose GPUs stand in several machines, beyond its bytes. [s]
     host_link_share : share of the PCIe rate, one way, at which weights stream from the host.
     """
 
@@ -43,6 +44,7 @@ class Coefficients:
     pcie_share: FloatLike = 0.16
     network_share: FloatLike = 0.85
     exchange_share: FloatLike = 0.46
+    network_hop_s: FloatLike = 15e-6
     host_link_share: FloatLike = 0.25
 
 
@@ -68,6 +70,7 @@ PLAUSIBLE: Final[dict[str, Plausible]] = {
     "pcie_share": Plausible(0.50, 0.03, 0.80),
     "network_share": Plausible(0.25, 0.10, 1.20),
     "exchange_share": Plausible(0.25, 0.10, 1.20),
+    "network_hop_s": Plausible(0.70, 3e-6, 100e-6),
     "host_link_share": Plausible(0.25, 0.08, 0.90),
 }
 """`router_skew` stays below 0.43, where even the least loaded quadrature node of `experts` keeps its tokens."""

@@ -52,15 +52,25 @@ def tensor_parallel_bytes(
 
 
 def expert_parallel_bytes(
-    *, tokens: FloatLike, experts_per_token: FloatLike, hidden_size: FloatLike, element_bytes: FloatLike,
-    num_gpus: FloatLike,
-) -> FloatLike:  # fmt: skip
+    *, token_bytes: FloatLike, experts_per_token: FloatLike, num_gpus: FloatLike
+) -> FloatLike:
     r"""One all-to-all of routed tokens; dispatch and combine forward, both again backward: T k h (e - 1) / e.
 
-    >>> expert_parallel_bytes(tokens=4096.0, experts_per_token=2, hidden_size=4096, element_bytes=2, num_gpus=8)
+    >>> expert_parallel_bytes(token_bytes=4096.0 * 4096 * 2, experts_per_token=2, num_gpus=8)
     58720256.0
     """
-    return gather_bytes(buffer_bytes=tokens * experts_per_token * hidden_size * element_bytes, num_gpus=num_gpus)
+    return gather_bytes(buffer_bytes=token_bytes * experts_per_token, num_gpus=num_gpus)
+
+
+def distinct_machines(*, machines: FloatLike, experts_per_token: FloatLike) -> FloatLike:
+    r"""Machines, of `machines` that hold a layer's experts, that a token's experts lie on: :math:`m (1 - (1 - 1/m)^k)`.
+
+    Under uniform routing; a library that sends a token once to each machine sends so many copies, its own included.
+
+    >>> float(distinct_machines(machines=2.0, experts_per_token=2.0))
+    1.5
+    """
+    return machines * (1.0 - (1.0 - 1.0 / machines) ** experts_per_token)
 
 
 def pipeline_stretch(*, stages: FloatLike, micro_batches: FloatLike, virtual_stages: FloatLike) -> FloatLike:
@@ -74,6 +84,10 @@ def pipeline_stretch(*, stages: FloatLike, micro_batches: FloatLike, virtual_sta
     return 1.0 + (stages - 1.0) / (virtual_stages * micro_batches)
 
 
-def tensor_latency(num_gpus: FloatLike) -> FloatLike:
-    """Latency of one tensor-parallel collective; 0 on one GPU. [s]"""
-    return TENSOR_LATENCY_S * np.log2(num_gpus)
+def tensor_latency(num_gpus: FloatLike, *, gpus_per_node: FloatLike, hop_s: FloatLike) -> FloatLike:
+    """Latency of one tensor-parallel all-reduce; 0 on one GPU. [s]
+
+    Beyond one machine its ring takes 2 (n - 1) steps that each wait for the network, `hop_s` long.
+    """
+    across = np.where(num_gpus > gpus_per_node, 2.0 * (num_gpus - 1.0) * hop_s, 0.0)
+    return TENSOR_LATENCY_S * np.log2(num_gpus) + across

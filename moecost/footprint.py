@@ -12,6 +12,8 @@ ROW_PARALLEL: Final = frozenset({"attention.o", "mlp.w2", "expert.w2", "shared.w
 """Matrices that tensor parallelism cuts along their input; others along their output."""
 REPLICATED: Final = frozenset({"router", "attention.q_a", "attention.kv_a", "mamba.x_proj", "mamba.dt_proj"})
 """Matrices that each tensor-parallel GPU holds whole."""
+SHARED_INPUTS: Final = frozenset({"attention.k", "attention.v", "expert.w3", "mlp.w3", "shared.w3"})
+"""Kernels that read the very tensor that a sibling reads (keys and values that of the queries, up that of the gate)."""
 
 
 def all_parameters(workload: Workload) -> int:

@@ -27,17 +27,13 @@ from typing import Any, Final, Literal, TypeAlias
 import numpy as np
 
 from moecost.arrays import FloatLike, as_float
-from moecost.footprint import holders, per_gpu, trained_elements, trained_per_gpu, vector_parameters
+from moecost.footprint import SHARED_INPUTS, holders, per_gpu, trained_elements, trained_per_gpu, vector_parameters
 from moecost.quantities import Layers
 from moecost.software import MemoryHabits
 from moecost.workload import Block, Layout, Recipe, WeightUse, Workload, experts_per_token
 
 Moment: TypeAlias = Literal["loss", "backward", "gradients", "optimizer"]
 MOMENTS: Final[tuple[Moment, ...]] = ("loss", "backward", "gradients", "optimizer")
-
-SHARED_INPUTS: Final = frozenset({"attention.k", "attention.v", "expert.w3", "mlp.w3", "shared.w3"})
-"""Kernels that read the very tensor that a sibling reads (keys and values that of the queries, up that of the gate)."""
-
 
 @dataclass(frozen=True, slots=True)
 class MemoryParts:

@@ -18,13 +18,14 @@ from moecost.arrays import FloatLike, as_float
 from moecost.coefficients import Coefficients
 from moecost.communication import (
     all_reduce_bytes,
+    distinct_machines,
     expert_parallel_bytes,
     gather_bytes,
     tensor_latency,
     tensor_parallel_bytes,
 )
 from moecost.experts import LOAD_WEIGHTS, experts_touched, load_variation, rows_of_experts
-from moecost.footprint import REPLICATED, adapter_size, cut
+from moecost.footprint import REPLICATED, SHARED_INPUTS, adapter_size, cut
 from moecost.quantities import LayerKind
 from moecost.roofline import gemm_compute_time, gemm_flops
 from moecost.software import Grouped, HostWork, Launches, SoftwareProfile, Traffic
@@ -104,6 +105,11 @@ class _Context:
         """Tokens a GPU has of what tensor parallelism leaves whole."""
         return self.tokens / self.layout.sequence_cut
 
+    @property
+    def routed_tokens(self) -> FloatLike:
+        """Tokens that a GPU routes: tensor-parallel GPUs share them out where experts are cut less than the rest."""
+        return self.tokens * self.layout.expert_cut / self.layout.tensor_parallel
+
     def elementwise(
         self, moved: FloatLike, launches: FloatLike = 1.0, host: FloatLike = 0.0, flops: FloatLike = 0.0
     ) -> Work:
@@ -171,13 +177,33 @@ class _Context:
         across = np.minimum(self.inside, d.network_bytes_per_s * self.coefficients.network_share * ports)
         return sent_bytes / np.where(num_gpus * stride <= d.gpus_per_node, self.inside, across)
 
-    def exchange_s(self, sent_bytes: FloatLike, num_gpus: FloatLike, stride: FloatLike = 1.0) -> FloatLike:
-        """Seconds of an all-to-all over GPUs that lie `stride` apart: each by its own port to other machines."""
-        d = self.device
-        span = num_gpus * stride
-        leaves = np.maximum(1.0 - d.gpus_per_node / span, 0.0)
-        across = leaves * sent_bytes / (d.network_bytes_per_s * self.coefficients.exchange_share)
-        return np.maximum((1.0 - leaves) * sent_bytes / self.inside, across)
+    def exchange_s(self, token_bytes: FloatLike, experts_per_token: FloatLike) -> FloatLike:
+        """Seconds in which tokens of `token_bytes` together reach their experts, or come back from them.
+
+        Each GPU sends by its own port to other machines; inside a machine every copy takes the fast link.
+        """
+        d, layout = self.device, self.layout
+        group = layout.expert_parallel
+        machines = np.maximum(group * layout.expert_cut / d.gpus_per_node, 1.0)
+        sent = expert_parallel_bytes(
+            token_bytes=token_bytes, experts_per_token=experts_per_token, num_gpus=group
+        )
+        leaves = 1.0 - 1.0 / machines
+        if layout.dispatch.sent_to == "all":
+            sent, copies = token_bytes * (group - 1.0), machines - 1.0
+        elif layout.dispatch.sent_to == "machines":
+            copies = distinct_machines(machines=machines, experts_per_token=experts_per_token) * leaves
+        else:
+            copies = experts_per_token * leaves
+        across = copies * token_bytes / (d.network_bytes_per_s * self.coefficients.exchange_share)
+        staying = sent if layout.dispatch.sent_to == "machines" else sent - copies * token_bytes
+        return np.maximum(staying / self.inside, across) + layout.dispatch.exchange_s
+
+    @property
+    def pipelined_host_s(self) -> FloatLike:
+        """Host time of a tensor-parallel collective that some stacks add in a pipeline. [s]"""
+        each = self.host.pipelined_tensor_s * self.layout.tensor_parallel
+        return as_float(np.where(self.layout.pipeline_parallel > 1, each, 0.0))
 
     @property
     def inside(self) -> FloatLike:
@@ -274,6 +300,12 @@ def _products(
             backward_sm,
         ),
     )
+    if recipe.narrow and m.kernel != "head":
+        each = n * rows * context.traffic.narrow_operand
+        read = 0.0 if m.kernel in SHARED_INPUTS else wide_in
+        yield Operator(
+            f"{m.kernel}.cast", use.layer, context.elementwise(each * read, n), context.elementwise(each * wide_out, n)
+        )
     if use.quantized:
         family = m.kernel.split(".")[0]
         moved = wide_in * wide_out * (recipe.quantized_bytes + recipe.compute_bytes)
@@ -409,13 +441,10 @@ def _experts(context: _Context, block: Block) -> Iterator[Operator]:
     experts = layers.experts
     assert experts is not None
     top_k = experts_per_token(context.recipe, layers)
-    tokens = context.tokens
-    # where experts are cut less than the rest, tensor-parallel GPUs share out their tokens
-    routed_tokens = tokens * context.layout.expert_cut / context.layout.tensor_parallel
-    pairs = routed_tokens * top_k
+    pairs = context.routed_tokens * top_k
     group = context.layout.expert_parallel  # pool their tokens, each has its share of the experts
     touched = (
-        experts_touched(tokens=routed_tokens * group, num_experts=experts.num_experts, num_experts_per_tok=top_k)
+        experts_touched(tokens=context.routed_tokens * group, num_experts=experts.num_experts, num_experts_per_tok=top_k)
         / group
     )
     variation = load_variation(
@@ -539,19 +568,19 @@ def _transfers(context: _Context, workload: Workload, block: Block) -> Iterator[
                 element_bytes=recipe.compute_bytes,
                 num_gpus=layout.tensor_parallel,
             )
-            seconds = n * (context.ring_s(sent, layout.tensor_parallel) + tensor_latency(layout.tensor_parallel))
-            yield context.transfer("tensor.allreduce", layer, seconds, seconds, True)
+            latency = tensor_latency(
+                layout.tensor_parallel,
+                gpus_per_node=context.device.gpus_per_node,
+                hop_s=context.coefficients.network_hop_s,
+            )
+            seconds = n * (context.ring_s(sent, layout.tensor_parallel) + latency)
+            op = context.transfer("tensor.allreduce", layer, seconds, seconds, True)
+            host_s = n * context.pipelined_host_s
+            yield replace(op, forward=replace(op.forward, host_s=host_s), backward=replace(op.backward, host_s=host_s))
     if block.layers.experts is not None and np.any(np.asarray(layout.expert_parallel) > 1):
-        sent = expert_parallel_bytes(
-            tokens=context.tokens * layout.expert_cut / layout.tensor_parallel,
-            experts_per_token=experts_per_token(recipe, block.layers),
-            hidden_size=block.layers.experts.hidden_size,
-            element_bytes=recipe.compute_bytes,
-            num_gpus=layout.expert_parallel,
-        )
-        exchange = context.exchange_s(sent, layout.expert_parallel, layout.expert_cut)
-        seconds = 2 * n * (exchange + context.host.exchange_s)
-        yield context.transfer("experts.alltoall", "moe", seconds, seconds, True)
+        token_bytes = context.routed_tokens * block.layers.experts.hidden_size * recipe.compute_bytes
+        seconds = 2 * n * context.exchange_s(token_bytes, experts_per_token(recipe, block.layers))
+        yield context.transfer("experts.alltoall", "moe", seconds, seconds, True, layout.dispatch.hidden)
     core = block.layers.attention
     if core is not None and np.any(np.asarray(layout.context_parallel) > 1):
         width = core.num_key_value_heads * (core.qk_head_dim + core.v_head_dim) / layout.tensor_parallel

@@ -22,7 +22,7 @@ from moecost.lengths import LengthDistribution, Padding, mean_cut_length, padded
 from moecost.software import SoftwareProfile
 from moecost.specs import GPUSpec, NodeSpec, PriceQuote
 from moecost.storage import COMPUTE_BYTES, OPTIMIZERS, WEIGHT_FORMATS
-from moecost.workload import Attention, Batches, Device, Layout, Recipe, Workload
+from moecost.workload import Attention, Batches, Device, Dispatch, Layout, Recipe, Workload
 
 DEFAULT_QUERIES: Final = 1000
 SLIP: Final = 0.8
@@ -274,15 +274,31 @@ def _layout(job: Job, model: ModelSpec, gpu: GPUSpec, profile: SoftwareProfile, 
         zero_stage=stage,
         offload="parameters" if job.offload == "parameters" else "optimizer" if job.offload == "optimizer" else "none",
         sequence_parallel=bool(job.sequence_parallel or (job.sequence_parallel is None and profile.sequence_parallel)),
+        dispatch=_dispatch(job, profile, notes),
     )
+
+
+def _dispatch(job: Job, profile: SoftwareProfile, notes: list[str]) -> Dispatch:
+    """How routed tokens travel: as asked, else as the stack does it."""
+    if job.expert_parallel_size == 1:
+        return Dispatch()
+    name = job.moe_dispatch or profile.moe_dispatch
+    if job.moe_dispatch is None:
+        notes.append(f"moe_dispatch={name!r} is the habit of {profile.name}")
+    hidden = profile.hides_exchanges if job.comm_overlap is None else job.comm_overlap
+    found = profile.dispatchers[name]
+    return Dispatch(exchange_s=found.exchange_s, sent_to=found.sent_to, hidden=hidden)
 
 
 def _profile(job: Job, model: ModelSpec, notes: list[str]) -> SoftwareProfile:
     """The stack as it runs this model with the kernels that the job names; unknown kernels are noted."""
     stack = SoftwareProfile.load(job.software)
     kernels = [k.strip() for k in (job.fused_kernels or "").split(";") if k.strip()]
-    if job.cuda_graphs not in (None, "none"):
-        kernels.append("cuda-graphs")
+    graphs = job.cuda_graphs or stack.cuda_graphs
+    if graphs != "none":
+        kernels.append("cuda-graphs-full" if graphs == "full" else "cuda-graphs")
+        if job.cuda_graphs is None:
+            notes.append(f"cuda_graphs={graphs!r} is the habit of {stack.name}")
     unknown = [k for k in kernels if k not in stack.fused]
     for kernel in unknown:
         if near := difflib.get_close_matches(kernel.lower(), stack.fused, cutoff=SLIP):
@@ -427,6 +443,7 @@ def _recipe(job: Job, profile: SoftwareProfile, layout: Layout, notes: list[str]
         gradient_accumulation_steps=_likely_accumulation(job),
         decomposes_weights=job.method == "dora",
         balanced=bool(job.forced_balance),
+        narrow=(job.compute_dtype or "").startswith(("fp8", "mxfp8", "nvfp4", "fp4")),
         optimizer_copies=optimizer.element_bytes is None and optimizer.states > 0 and not paged,
         keeps_inputs=profile.memory.keeps_quantized_inputs and _weight_dtype(job).startswith("nf4"),
         stream_bytes=(

@@ -32,6 +32,15 @@ class Device:
 
 
 @dataclass(frozen=True, slots=True)
+class Dispatch:
+    """How tokens reach experts on other GPUs, and come back."""
+
+    exchange_s: float = 0.0  # of one exchange, beyond the wire
+    sent_to: Literal["experts", "machines", "all"] = "experts"  # what a token is sent once to
+    hidden: bool = False  # beside the GPU's work
+
+
+@dataclass(frozen=True, slots=True)
 class Layout:
     """How a run is spread over GPUs: `data_parallel` is what the others leave, experts are nested in it."""
 
@@ -45,6 +54,7 @@ class Layout:
     zero_stage: int = 0
     offload: Literal["none", "optimizer", "parameters"] = "none"
     sequence_parallel: bool = False  # tensor parallelism divides the norms' tokens as well
+    dispatch: Dispatch = Dispatch()
 
     @property
     def num_gpus(self) -> FloatLike:
@@ -137,6 +147,8 @@ class Recipe:
     keeps_inputs: bool = False  # 4-bit linears keep their inputs through checkpointing
     stream_bytes: float = 2.0  # an element of the residual stream
     balanced: bool = False  # the run forces its router to load all experts alike
+    narrow: bool = False  # operands of products are cast to 8 bits or fewer before each
+    capacity_factor: float | None = None  # tokens that an expert takes, over the mean; None: all that come
 
 
 @dataclass(frozen=True, slots=True)
