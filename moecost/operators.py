@@ -27,7 +27,7 @@ from moecost.communication import (
 from moecost.experts import LOAD_WEIGHTS, experts_touched, load_variation, rows_of_experts
 from moecost.footprint import REPLICATED, SHARED_INPUTS, adapter_size, cut
 from moecost.quantities import LayerKind
-from moecost.roofline import gemm_compute_time, gemm_flops
+from moecost.roofline import gemm_compute_time, gemm_flops, grouped_gemm_time
 from moecost.software import Grouped, HostWork, Launches, SoftwareProfile, Traffic
 from moecost.workload import Batches, Block, Device, Layout, Recipe, WeightUse, Workload, experts_per_token
 
@@ -150,19 +150,15 @@ class _Context:
     ) -> tuple[FloatLike, FloatLike]:
         c, d = self.coefficients, self.device
         rate = d.peak_flops_per_s * c.gemm_efficiency
-        padding, efficiency = 0.0, 1.0
-        if grouped is not None and self.grouped is not None:
-            padding, efficiency = self.grouped.half_rows, self.grouped.efficiency
-            efficiency *= GROUPED_GRADIENT if grouped == "depth" else 1.0
-        compute = gemm_compute_time(
-            rows=rows + padding if grouped == "rows" else rows,
-            in_features=in_features + padding if grouped == "depth" else in_features,
-            out_features=out_features,
-            num_sms=d.num_sms,
-            flops_per_s=rate * efficiency,
-        )
+        reads = d.bytes_per_s * c.gemm_bandwidth
+        sizes = {"rows": rows, "in_features": in_features, "out_features": out_features}
         moved = self.recipe.compute_bytes * (in_features * out_features + rows * (in_features + out_features))
-        seconds = np.maximum(compute, moved / (d.bytes_per_s * c.gemm_bandwidth))
+        if grouped is not None and self.grouped is not None:
+            rate = rate * self.grouped.efficiency * (GROUPED_GRADIENT if grouped == "depth" else 1.0)
+            flops = gemm_flops(**sizes)
+            seconds = grouped_gemm_time(flops=flops, bytes_moved=moved, flops_per_s=rate, bytes_per_s=reads)
+        else:
+            seconds = np.maximum(gemm_compute_time(**sizes, num_sms=d.num_sms, flops_per_s=rate), moved / reads)
         filled = gemm_flops(rows=np.ceil(rows / SM_ROWS) * SM_ROWS, in_features=in_features, out_features=out_features)
         return seconds, SM_BUSY * np.minimum(filled / (rate * seconds), 1.0)
 

@@ -76,7 +76,6 @@ class Grouped(_Section):
     """Experts of a layer in one grouped product."""
 
     efficiency: PositiveFloat = Field(description="rate over that of a dense product of the same shape")
-    half_rows: NonNegativeFloat = Field(description="rows that an expert seems to have more: padding, small tiles")
     launches: Launches = Field(description="sorting, permuting and combining tokens, a layer")
 
 
