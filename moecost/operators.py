@@ -119,6 +119,13 @@ class _Context:
         computing = flops / (d.peak_flops_per_s * c.gemm_efficiency)
         return Work(np.maximum(reading, computing), flops, moved, launches, host)
 
+    def scan(self, moved: FloatLike, launches: FloatLike, host: FloatLike, flops: FloatLike) -> Work:
+        """A selective scan: by its traffic, or by its FLOPs in 16 bits at the rate of the attention core."""
+        d, c = self.device, self.coefficients
+        reading = moved / (d.bytes_per_s * c.elementwise_bandwidth)
+        computing = flops / (d.core_flops_per_s * c.attention_efficiency)
+        return Work(np.maximum(reading, computing), flops, moved, launches, host)
+
     def both_ways(
         self, kernel: str, layer: LayerKind, forward_bytes: FloatLike, launches: FloatLike, host: Launches | None = None
     ) -> Operator:
@@ -381,8 +388,7 @@ def _mixer(context: _Context, block: Block, batches: Batches) -> Iterator[Operat
             pairs = tokens * batches.padded_length
         heads = core.num_heads / context.layout.tensor_parallel
         flops = n * pairs * heads * 2 * (core.qk_head_dim + core.v_head_dim)
-        peak = d.peak_flops_per_s if d.attention_peak_flops_per_s is None else d.attention_peak_flops_per_s
-        rate = peak * context.coefficients.attention_efficiency
+        rate = d.core_flops_per_s * context.coefficients.attention_efficiency
         width = core.num_heads * (core.qk_head_dim + core.v_head_dim)
         width = width + core.num_key_value_heads * (core.qk_head_dim + core.v_head_dim)
         moved = n * tokens * width * context.recipe.compute_bytes / context.layout.tensor_parallel
@@ -417,10 +423,8 @@ def _mixer(context: _Context, block: Block, batches: Batches) -> Iterator[Operat
         yield Operator(
             "mamba.scan",
             "mamba",
-            context.elementwise(moved, 2 * n, n * context.host.block.forward, flops),
-            context.elementwise(
-                moved * context.traffic.backward_passes, 2 * n, n * context.host.block.backward, 2 * flops
-            ),
+            context.scan(moved, 2 * n, n * context.host.block.forward, flops),
+            context.scan(moved * context.traffic.backward_passes, 2 * n, n * context.host.block.backward, 2 * flops),
         )
 
 
@@ -558,23 +562,11 @@ def _transfers(context: _Context, workload: Workload, block: Block) -> Iterator[
     for layer in dict.fromkeys(use.layer for use in block.uses):
         yield from _weight_transfers(context, layer, n, [use for use in block.uses if use.layer == layer])
         if np.any(np.asarray(layout.tensor_parallel) > 1):
-            sent = tensor_parallel_bytes(
-                tokens=context.tokens,
-                hidden_size=block.layers.hidden_size,
-                element_bytes=recipe.compute_bytes,
-                num_gpus=layout.tensor_parallel,
-            )
-            latency = tensor_latency(
-                layout.tensor_parallel,
-                gpus_per_node=context.device.gpus_per_node,
-                hop_s=context.coefficients.network_hop_s,
-            )
-            seconds = n * (context.ring_s(sent, layout.tensor_parallel) + latency)
-            op = context.transfer("tensor.allreduce", layer, seconds, seconds, True)
-            host_s = n * context.pipelined_host_s
-            yield replace(op, forward=replace(op.forward, host_s=host_s), backward=replace(op.backward, host_s=host_s))
+            yield _tensor_transfers(context, block, layer)
     if block.layers.experts is not None and np.any(np.asarray(layout.expert_parallel) > 1):
-        token_bytes = context.routed_tokens * block.layers.experts.hidden_size * recipe.compute_bytes
+        # tokens that lie cut up travel so, and are gathered where an expert is cut
+        tokens = context.whole_tokens if layout.sequence_parallel else context.routed_tokens
+        token_bytes = tokens * block.layers.experts.hidden_size * recipe.compute_bytes
         seconds = 2 * n * context.exchange_s(token_bytes, experts_per_token(recipe, block.layers))
         yield context.transfer("experts.alltoall", "moe", seconds, seconds, True, layout.dispatch.hidden)
     core = block.layers.attention
@@ -583,6 +575,36 @@ def _transfers(context: _Context, workload: Workload, block: Block) -> Iterator[
         sent = n * context.tokens * (layout.context_parallel - 1.0) * width * recipe.compute_bytes
         seconds = context.ring_s(sent, layout.context_parallel, layout.tensor_parallel)
         yield Operator("attention.exchange", "attention", Work(stream=seconds), Work(stream=2 * seconds))
+
+
+def _tensor_transfers(context: _Context, block: Block, layer: LayerKind) -> Operator:
+    """All-reduces of a layer kind's outputs over the GPUs that share its products; two a layer, one a pass.
+
+    Routed tokens that sequence parallelism has cut up are gathered, once for each of their experts, over the GPUs
+    that an expert is cut over, and reduced over them.
+    """
+    layout, layers = context.layout, block.layers
+    groups: list[tuple[FloatLike, FloatLike]] = [(context.tokens, layout.tensor_parallel)]
+    if layer == "moe" and layout.sequence_parallel:
+        assert layers.experts is not None
+        pairs = context.routed_tokens * experts_per_token(context.recipe, layers)
+        shared = any(use.matrix.part == "shared" for use in block.uses)
+        groups = [*(groups if shared else []), (pairs, layout.expert_cut)]
+    seconds: FloatLike = 0.0
+    for tokens, gpus in groups:
+        sent = tensor_parallel_bytes(
+            tokens=tokens,
+            hidden_size=layers.hidden_size,
+            element_bytes=context.recipe.compute_bytes,
+            num_gpus=gpus,
+        )
+        latency = tensor_latency(
+            gpus, gpus_per_node=context.device.gpus_per_node, hop_s=context.coefficients.network_hop_s
+        )
+        seconds = seconds + block.count * (context.ring_s(sent, gpus) + latency)
+    op = context.transfer("tensor.allreduce", layer, seconds, seconds, True)
+    host_s = block.count * context.pipelined_host_s
+    return replace(op, forward=replace(op.forward, host_s=host_s), backward=replace(op.backward, host_s=host_s))
 
 
 def _weight_transfers(context: _Context, layer: LayerKind, n: int, uses: Sequence[WeightUse]) -> Iterator[Operator]:

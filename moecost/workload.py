@@ -30,6 +30,11 @@ class Device:
     gpus_per_node: FloatLike = 8.0
     host_link_bytes_per_s: FloatLike = 1e30  # to the host's memory
 
+    @property
+    def core_flops_per_s(self) -> FloatLike:
+        """Dense peak of attention cores and scans, which stay in 16 bits."""
+        return self.peak_flops_per_s if self.attention_peak_flops_per_s is None else self.attention_peak_flops_per_s
+
 
 @dataclass(frozen=True, slots=True)
 class Dispatch:
