@@ -14,6 +14,30 @@ from moecost.arrays import FloatLike
 
 TENSOR_LATENCY_S: Final = 25e-6
 """Latency of a tensor-parallel collective, times log2 of its GPUs; launch included. [s]"""
+LINK_RAMP_S: Final = 26e-6
+NETWORK_RAMP_S: Final = 300e-6
+"""c of `transfer_s`: one set for the collectives of all NVLink GPUs; two p5 machines over EFA (nccl-tests). [s]"""
+
+
+def transfer_s(*, sent_bytes: FloatLike, bytes_per_s: FloatLike, ramp_s: FloatLike) -> FloatLike:
+    r"""Seconds of a large collective beyond its latency, on its way from latency to bandwidth: W / B + sqrt(c W / B).
+
+    Parameters
+    ----------
+    sent_bytes : what one GPU sends over its link W. [byte]
+    bytes_per_s : that large messages reach B. [byte/s]
+    ramp_s : c; 0 for a sharp corner between latency and bandwidth. [s]
+
+    Notes
+    -----
+    Source: NCCL timings of 9 GPUs (`moecost/data/measurements/kernels.csv`): without the root 10 to 15 % off, with
+    it 4 to 9 %. `moecost.kernel_timings` fits it.
+
+    >>> round(1e6 * float(transfer_s(sent_bytes=1e9, bytes_per_s=1e12, ramp_s=1e-5)))
+    1100
+    """
+    wire = sent_bytes / bytes_per_s
+    return wire + np.sqrt(ramp_s * wire)
 
 
 def all_reduce_bytes(*, buffer_bytes: FloatLike, num_gpus: FloatLike) -> FloatLike:

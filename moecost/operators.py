@@ -17,14 +17,17 @@ from numpy.typing import NDArray
 from moecost.arrays import FloatLike, as_float
 from moecost.coefficients import Coefficients
 from moecost.communication import (
+    LINK_RAMP_S,
+    NETWORK_RAMP_S,
     all_reduce_bytes,
     distinct_machines,
     expert_parallel_bytes,
     gather_bytes,
     tensor_latency,
     tensor_parallel_bytes,
+    transfer_s,
 )
-from moecost.experts import LOAD_WEIGHTS, experts_touched, load_variation, rows_of_experts
+from moecost.experts import LOAD_WEIGHTS, experts_touched, load_imbalance, load_variation, rows_of_experts
 from moecost.footprint import REPLICATED, SHARED_INPUTS, adapter_size, cut
 from moecost.quantities import LayerKind
 from moecost.roofline import gemm_compute_time, gemm_flops, grouped_gemm_time
@@ -178,7 +181,12 @@ class _Context:
         d = self.device
         ports = np.maximum(d.gpus_per_node / stride, 1.0)
         across = np.minimum(self.inside, d.network_bytes_per_s * self.coefficients.network_share * ports)
-        return sent_bytes / np.where(num_gpus * stride <= d.gpus_per_node, self.inside, across)
+        beyond = num_gpus * stride > d.gpus_per_node
+        return transfer_s(
+            sent_bytes=sent_bytes,
+            bytes_per_s=np.where(beyond, across, self.inside),
+            ramp_s=np.where(beyond, NETWORK_RAMP_S, LINK_RAMP_S),
+        )
 
     def exchange_s(self, token_bytes: FloatLike, experts_per_token: FloatLike) -> FloatLike:
         """Seconds in which tokens of `token_bytes` together reach their experts, or come back from them.
@@ -458,15 +466,24 @@ def _experts(context: _Context, block: Block) -> Iterator[Operator]:
     yield context.both_ways(
         "topk", "moe", n * context.whole_tokens * experts.num_experts * 12.0, 3 * n, _block_host(context, n)
     )
-    rows = pairs / touched
-    spread = rows_of_experts(mean_rows=rows, variation=variation) if np.any(np.asarray(variation) > 0) else None
+    limit = context.recipe.capacity_factor
+    rows, spread = _expert_rows(context.recipe, pairs / touched, variation, pairs * group / experts.num_experts)
+    pairs = rows * touched
+    products: list[Operator] = []
     for use in block.uses:
         if use.matrix.part == "expert":
-            if context.grouped is None:
-                yield from _products(context, use, n, rows, touched, spread)
-            else:
-                together = _products(context, use, n, rows, touched, spread, grouped=True)
-                yield from (_in_one_launch(op, touched) for op in together)
+            together = _products(context, use, n, rows, touched, spread, grouped=context.grouped is not None)
+            products += together if context.grouped is None else (_in_one_launch(op, touched) for op in together)
+    yield from products
+    if not isinstance(group, float) or group > 1.0:  # all wait for the GPU whose experts got the most tokens
+        busiest = load_imbalance(
+            num_experts=group,
+            num_experts_per_tok=np.minimum(1.0, group * top_k / experts.num_experts),
+            variation=variation * np.sqrt(group / experts.num_experts),
+        )
+        late = (busiest if limit is None else np.minimum(busiest, np.maximum(limit, 1.0))) - 1.0
+        forward, backward = (late * sum(getattr(op, p).seconds for op in products) for p in ("forward", "backward"))
+        yield Operator("experts.wait", "moe", Work(wire=forward), Work(wire=backward))
     per_f = t.activation if experts.gated else t.activation_ungated
     yield context.both_ways(
         "expert.activation",
@@ -496,6 +513,26 @@ def _experts(context: _Context, block: Block) -> Iterator[Operator]:
             calls * expert.backward,
         ),
     )
+
+
+def _expert_rows(
+    recipe: Recipe, rows: FloatLike, variation: FloatLike, even_rows: FloatLike
+) -> tuple[FloatLike, NDArray[np.float64] | None]:
+    """(mean rows of an expert, rows at the quadrature nodes of `experts` where they differ), up to its capacity.
+
+    Tokens beyond the capacity, a multiple of `even_rows`, are dropped; some stacks fill the rest of it with padding.
+    """
+    uneven = np.any(np.asarray(variation) > 0)
+    spread = rows_of_experts(mean_rows=rows, variation=variation) if uneven else None
+    if recipe.capacity_factor is None:
+        return rows, spread
+    limit = recipe.capacity_factor * even_rows
+    if recipe.pads_experts:
+        return limit, None
+    if spread is None:
+        return np.minimum(rows, limit), None
+    spread = np.minimum(spread, limit)
+    return as_float(np.tensordot(LOAD_WEIGHTS, spread, axes=1)), spread
 
 
 def _in_one_launch(op: Operator, calls: FloatLike) -> Operator:

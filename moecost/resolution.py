@@ -141,7 +141,6 @@ def resolve(job: Job) -> Resolved:
         layout,
         uses.elsewhere_width,
     )
-    notes += [f"{name} is not modelled and changes nothing" for name in NOT_MODELLED if getattr(job, name) is not None]
     return Resolved(
         job=job,
         model=model,
@@ -165,10 +164,6 @@ def _with_habitual_dtype(job: Job, gpu: GPUSpec, profile: SoftwareProfile, notes
         return job
     notes.append(f"compute_dtype={habit!r} is the habit of {profile.name}")
     return job.model_copy(update={"compute_dtype": habit})
-
-
-NOT_MODELLED: Final = ("capacity_factor", "moe_dispatch", "comm_overlap")
-"""Fields that a job may name, so that runs can be told apart, and that no formula reads yet."""
 
 
 def profile_notes(profile: SoftwareProfile) -> list[str]:
@@ -443,6 +438,8 @@ def _recipe(job: Job, profile: SoftwareProfile, layout: Layout, notes: list[str]
         gradient_accumulation_steps=_likely_accumulation(job),
         decomposes_weights=job.method == "dora",
         balanced=bool(job.forced_balance),
+        capacity_factor=job.capacity_factor,
+        pads_experts=profile.pads_experts,
         narrow=(job.compute_dtype or "").startswith(("fp8", "mxfp8", "nvfp4", "fp4")),
         optimizer_copies=optimizer.element_bytes is None and optimizer.states > 0 and not paged,
         keeps_inputs=profile.memory.keeps_quantized_inputs and _weight_dtype(job).startswith("nf4"),

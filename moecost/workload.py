@@ -154,6 +154,7 @@ class Recipe:
     balanced: bool = False  # the run forces its router to load all experts alike
     narrow: bool = False  # operands of products are cast to 8 bits or fewer before each
     capacity_factor: float | None = None  # tokens that an expert takes, over the mean; None: all that come
+    pads_experts: bool = False  # it takes as many even where fewer come
 
 
 @dataclass(frozen=True, slots=True)
