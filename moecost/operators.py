@@ -317,7 +317,7 @@ def _products(
         yield Operator(
             f"{m.kernel}.cast", use.layer, context.elementwise(each * read, n), context.elementwise(each * wide_out, n)
         )
-    if use.quantized:
+    if use.quantized and recipe.expands:
         family = m.kernel.split(".")[0]
         moved = wide_in * wide_out * (recipe.quantized_bytes + recipe.compute_bytes)
         seconds = moved / (context.device.bytes_per_s * context.coefficients.dequantize_bandwidth)

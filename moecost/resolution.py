@@ -440,13 +440,19 @@ def _recipe(job: Job, profile: SoftwareProfile, layout: Layout, notes: list[str]
         balanced=bool(job.forced_balance),
         capacity_factor=job.capacity_factor,
         pads_experts=profile.pads_experts,
-        narrow=(job.compute_dtype or "").startswith(("fp8", "mxfp8", "nvfp4", "fp4")),
+        narrow=_is_narrow(job.compute_dtype),
+        expands=not (_is_narrow(job.compute_dtype) and _is_narrow(_weight_dtype(job))),
         optimizer_copies=optimizer.element_bytes is None and optimizer.states > 0 and not paged,
         keeps_inputs=profile.memory.keeps_quantized_inputs and _weight_dtype(job).startswith("nf4"),
         stream_bytes=(
             profile.memory.quantized_stream_bytes if held.quantized and layout.zero_stage < 3 else float(compute)
         ),
     )
+
+
+def _is_narrow(dtype: str | None) -> bool:
+    """A floating-point type of 8 bits or fewer, which products take as it is."""
+    return dtype is not None and dtype.startswith(("fp8", "mxfp", "nvfp4", "fp4"))
 
 
 def _likely_accumulation(job: Job) -> float:

@@ -153,6 +153,7 @@ class Recipe:
     stream_bytes: float = 2.0  # an element of the residual stream
     balanced: bool = False  # the run forces its router to load all experts alike
     narrow: bool = False  # operands of products are cast to 8 bits or fewer before each
+    expands: bool = True  # quantized weights are expanded to the compute type for each product
     capacity_factor: float | None = None  # tokens that an expert takes, over the mean; None: all that come
     pads_experts: bool = False  # it takes as many even where fewer come
 
