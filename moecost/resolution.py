@@ -208,12 +208,20 @@ def _refuse_what_is_not_modelled(job: Job) -> None:
         raise UnsupportedError("offload='nvme' is not modelled yet; use offload='parameters'")
 
 
-def _expert_cut(job: Job, data_parallel: int) -> float | None:
-    """GPUs an expert is cut over: as asked; 1 where expert groups only fit across tensor-parallel GPUs."""
+def _expert_cut(job: Job, data_parallel: int, profile: SoftwareProfile, notes: list[str]) -> float | None:
+    """GPUs an expert is cut over: as asked, else all that share products, or 1.
+
+    By the stack's habit, and where expert groups only fit across tensor-parallel GPUs.
+    """
     if job.expert_tensor_parallel_size is not None:
         return float(job.expert_tensor_parallel_size)
+    if job.expert_parallel_size == 1 or job.tensor_parallel_size == 1:
+        return None
     fits = (data_parallel * job.context_parallel_size) % job.expert_parallel_size == 0
-    return None if fits else 1.0
+    if fits and profile.cuts_experts:
+        return None
+    notes.append(f"expert_tensor_parallel_size=1 is the habit of {profile.name} with experts dealt out")
+    return 1.0
 
 
 def _virtual_pipeline(job: Job, model: ModelSpec, profile: SoftwareProfile, notes: list[str]) -> int:
@@ -265,7 +273,7 @@ def _layout(job: Job, model: ModelSpec, gpu: GPUSpec, profile: SoftwareProfile, 
         virtual_pipeline=float(_virtual_pipeline(job, model, profile, notes)),
         context_parallel=float(job.context_parallel_size),
         expert_parallel=float(experts),
-        expert_tensor_parallel=_expert_cut(job, data),
+        expert_tensor_parallel=_expert_cut(job, data, profile, notes),
         zero_stage=stage,
         offload="parameters" if job.offload == "parameters" else "optimizer" if job.offload == "optimizer" else "none",
         sequence_parallel=bool(job.sequence_parallel or (job.sequence_parallel is None and profile.sequence_parallel)),

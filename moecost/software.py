@@ -157,6 +157,7 @@ class SoftwareProfile(_Section):
     grouped: Grouped
     moe_dispatch: str = Field(description="the dispatcher by habit, one of `dispatchers`")
     hides_exchanges: bool = Field(description="routed tokens travel beside the GPU's work, by habit")
+    cuts_experts: bool = Field(description="tensor parallelism cuts experts that are dealt out as well, by habit")
     pads_experts: bool = Field(description="experts with a capacity always take it, filled up with padding")
     dispatchers: dict[str, Dispatcher]
     optimizer: OptimizerWork
