@@ -37,10 +37,21 @@ LAYERS: list[list[str]] = [
     ["software", "dataset_spec", "architecture", "calibration"],
     ["adaptation", "footprint", "operators", "step", "memory"],
     ["job", "topology", "results", "resolution", "advice", "estimation"],
-    ["prices", "READERS"],
-    ["fitting", "validation_report", "validation", "sweeping", "planning"],
-    ["report", "plotting", "probe"],
-    ["cli", "__main__"],
+    [
+        "prices.rows",
+        "prices.names",
+        "prices.tables",
+        "prices.own",
+        "prices.skypilot",
+        "prices.gpuhunt_tables",
+        "prices.book",
+        "prices.gpuhunt_live",
+        "prices",
+        "READERS",
+    ],
+    ["fitting", "validation_report", "validation", "sweeping", "comparing", "planning"],
+    ["report", "comparison_report", "plotting", "page", "probe"],
+    ["cli_prices", "cli", "__main__"],
     ["__init__"],
 ]
 ORDER = [name for layer in LAYERS for name in layer]
@@ -63,14 +74,16 @@ UPWARD = frozenset(
     {
         ("specs", "catalog"),
         ("architecture", "software"),
-        ("results", "report"),
+        *(("results", name) for name in ("report", "plotting", "page")),
+        *(("comparing", name) for name in ("comparison_report", "plotting")),
         ("job", "recipes"),
     }
 )
 LAZY = {
     "scipy": {"fitting", "published"},
     "matplotlib": {"plotting", "validation_report"},
-    "pandas": {"sweeping", "planning"},
+    "pandas": {"sweeping", "comparing", "planning"},
+    "gpuhunt": {"prices.gpuhunt_live"},
 }
 """Heavy packages, who may import them, and only inside of functions."""
 AT_THE_TOP = {
@@ -213,11 +226,14 @@ def test_few_modules_read_files_or_the_command_line(package: str) -> None:
     assert not wrong, wrong
 
 
+PRESENTATION = ("cli", "report", "comparison_report", "plotting", "page")
+
+
 def test_the_library_knows_nothing_of_its_presentation() -> None:
-    """`results` prints itself through `report`, inside of its methods; the command line stands above all."""
-    users = {(i.by, i.what[1:], i.inside_a_function) for i in imports() if i.what in (".cli", ".report", ".plotting")}
-    below = {u for u in users if u[0] not in ("cli", "__main__", "plotting", "__init__", "report")}
-    assert below <= {("results", "report", True)}
+    """Results print and draw themselves, inside of their methods; the command line stands above all."""
+    users = {(i.by, i.what[1:], i.inside_a_function) for i in imports() if i.what[1:] in PRESENTATION}
+    below = {u for u in users if u[0] not in (*PRESENTATION, "__main__", "__init__")}
+    assert all((by, what) in UPWARD and inside for by, what, inside in below)
     assert not any(i.what.split(".")[0] in ONLY_CLI for i in imports() if i.by not in ("cli", "__main__", "report"))
 
 
