@@ -75,9 +75,7 @@ def tensor_parallel_bytes(
     return all_reduce_bytes(buffer_bytes=tokens * hidden_size * element_bytes, num_gpus=num_gpus)
 
 
-def expert_parallel_bytes(
-    *, token_bytes: FloatLike, experts_per_token: FloatLike, num_gpus: FloatLike
-) -> FloatLike:
+def expert_parallel_bytes(*, token_bytes: FloatLike, experts_per_token: FloatLike, num_gpus: FloatLike) -> FloatLike:
     r"""One all-to-all of routed tokens; dispatch and combine forward, both again backward: T k h (e - 1) / e.
 
     >>> expert_parallel_bytes(token_bytes=4096.0 * 4096 * 2, experts_per_token=2, num_gpus=8)

@@ -246,6 +246,8 @@ class Job(Checked, Described):
 
     zero_stage: Annotated[int, BeforeValidator(_whole), Field(ge=0, le=3)] | None = None
     """What data-parallel GPUs shard: 0 nothing (DDP), 1 optimizer, 2 and gradients, 3 and weights (FSDP)."""
+    shard_group_size: Degree | None = None
+    """GPUs that a replica of sharded states is spread over (hybrid FSDP, MiCS); None: all that are data-parallel."""
     tensor_parallel_size: Degree = 1
     """GPUs that share each product; data parallelism is what the other kinds leave of `num_gpus`."""
     pipeline_parallel_size: Degree = 1
@@ -357,6 +359,13 @@ class Job(Checked, Described):
                 f"use {max(g // (b * ranks), 1) * b * ranks} or another micro_batch_size"
             )
         return self
+
+    @property
+    def held_weight_dtype(self) -> str:
+        """How weights are held: as asked, else 16 bits, or 4 with `qlora`."""
+        if self.method == "full" and self.weight_dtype == "fp8":
+            return "bf16"  # trained weights keep 16 bits beside their fp8 copies
+        return self.weight_dtype or ("nf4-dq" if self.method == "qlora" else "bf16")
 
     @property
     def model_parallel_size(self) -> int:

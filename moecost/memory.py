@@ -35,6 +35,7 @@ from moecost.workload import Block, Layout, Recipe, WeightUse, Workload, experts
 Moment: TypeAlias = Literal["loss", "backward", "gradients", "optimizer"]
 MOMENTS: Final[tuple[Moment, ...]] = ("loss", "backward", "gradients", "optimizer")
 
+
 @dataclass(frozen=True, slots=True)
 class MemoryParts:
     """Allocated bytes at one moment, by part. [byte]"""
@@ -89,7 +90,7 @@ def held_bytes(workload: Workload, habits: MemoryHabits) -> Held:
         optimizer=stepped * recipe.optimizer_bytes if on_host == "none" else 0.0,
         copies=habits.optimizer_transient * stepped * width if recipe.optimizer_copies and on_host == "none" else 0.0,
         expanded=max((u.matrix.weights for _, u in workload.uses() if u.quantized), default=0) * recipe.compute_bytes,
-        gathered=gathered_bytes(workload) if stage >= 3 or on_host == "parameters" else 0.0,
+        gathered=gathered_bytes(workload) if stage >= 3 or layout.streams_weights else 0.0,
         collectives=np.where(np.asarray(layout.num_gpus) > 1, habits.communication_bytes, 0.0)[()],
     )
 
@@ -199,7 +200,7 @@ def weight_bytes(workload: Workload) -> FloatLike:
         biases = (use.matrix.parameters - use.matrix.copies * use.matrix.weights) * recipe.weight_bytes
         return use.matrix.copies * use.matrix.weights * recipe.quantized_bytes + biases
 
-    if layout.offload == "parameters":
+    if layout.streams_weights:
         return 0.0
     rest = vector_parameters(workload) * recipe.weight_bytes
     return per_gpu(workload, held, rest, sharded=layout.zero_stage >= 3)

@@ -196,9 +196,7 @@ class _Context:
         d, layout = self.device, self.layout
         group = layout.expert_parallel
         machines = np.maximum(group * layout.expert_cut / d.gpus_per_node, 1.0)
-        sent = expert_parallel_bytes(
-            token_bytes=token_bytes, experts_per_token=experts_per_token, num_gpus=group
-        )
+        sent = expert_parallel_bytes(token_bytes=token_bytes, experts_per_token=experts_per_token, num_gpus=group)
         leaves = 1.0 - 1.0 / machines
         if layout.dispatch.sent_to == "all":
             sent, copies = token_bytes * (group - 1.0), machines - 1.0
@@ -452,7 +450,9 @@ def _experts(context: _Context, block: Block) -> Iterator[Operator]:
     pairs = context.routed_tokens * top_k
     group = context.layout.expert_parallel  # pool their tokens, each has its share of the experts
     touched = (
-        experts_touched(tokens=context.routed_tokens * group, num_experts=experts.num_experts, num_experts_per_tok=top_k)
+        experts_touched(
+            tokens=context.routed_tokens * group, num_experts=experts.num_experts, num_experts_per_tok=top_k
+        )
         / group
     )
     variation = load_variation(
@@ -657,22 +657,39 @@ def _weight_transfers(context: _Context, layer: LayerKind, n: int, uses: Sequenc
     streamed: FloatLike = 0.0
     for use in uses:
         expert = use.matrix.part == "expert"
-        group = layout.expert_shards if expert else layout.shards
+        holders = layout.expert_holders if expert else layout.holders
+        shards = layout.expert_shards if expert else layout.shards
         stride = layout.expert_cut * layout.expert_parallel if expert else layout.tensor_parallel
-        held = n * _slice_bytes(context, use)
-        if layout.zero_stage >= 3:
-            gathered = gathered + context.ring_s(gather_bytes(buffer_bytes=held, num_gpus=group), group, stride)
-        if layout.offload == "parameters":
-            streamed = streamed + held / (group if layout.zero_stage >= 3 else 1.0)
-        send = gather_bytes if layout.zero_stage >= 3 else all_reduce_bytes
-        sent = send(buffer_bytes=n * _gradient_bytes(context, use), num_gpus=group)
-        reduced = reduced + context.ring_s(sent, group, stride) / (1.0 if layout.zero_stage >= 3 else per_step)
+        held, gradients = n * _slice_bytes(context, use), n * _gradient_bytes(context, use)
+        if layout.streams_weights:
+            streamed = streamed + held / (shards if layout.zero_stage >= 3 else 1.0)
+        if layout.zero_stage < 3:
+            sent = all_reduce_bytes(buffer_bytes=gradients, num_gpus=holders)
+            reduced = reduced + context.ring_s(sent, holders, stride) / per_step
+            continue
+        gathered = gathered + context.ring_s(gather_bytes(buffer_bytes=held, num_gpus=shards), shards, stride)
+        sent = gather_bytes(buffer_bytes=gradients, num_gpus=shards)
+        reduced = reduced + context.ring_s(sent, shards, stride)
+        if layout.shard_group is not None:  # replicas of the shards add theirs up once a step
+            replicas = holders / shards
+            sent = all_reduce_bytes(buffer_bytes=gradients / shards, num_gpus=replicas)
+            reduced = reduced + context.ring_s(sent, replicas, stride * shards) / per_step
     if layout.zero_stage >= 3:
         yield context.transfer("weights.gather", layer, gathered, gathered, False, hides)
-    if layout.offload == "parameters":
-        seconds = streamed / (context.device.host_link_bytes_per_s * context.coefficients.host_link_share)
+    if layout.streams_weights:
+        seconds = streamed / host_bytes_per_s(context.device, layout, context.coefficients)
         yield Operator("weights.stream", layer, Work(stream=seconds), Work(stream=seconds), recomputed=False)
     yield context.transfer("gradients.reduce", layer, 0.0, reduced, False, hides)
+
+
+def host_bytes_per_s(device: Device, layout: Layout, coefficients: Coefficients) -> FloatLike:
+    """Rate at which a GPU reads what lies in the host's memory, or on its drives. [byte/s]"""
+    link = device.host_link_bytes_per_s * coefficients.host_link_share
+    return np.minimum(link, NVME_BYTES_PER_S) if layout.offload == "nvme" else link
+
+
+NVME_BYTES_PER_S: Final = 3.0e9
+"""What one GPU gets of its machine's drives, assumed: half of a PCIe 4 x4 drive each. No run was seen. [byte/s]"""
 
 
 def _slice_bytes(context: _Context, use: WeightUse) -> FloatLike:

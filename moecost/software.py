@@ -147,9 +147,6 @@ class SoftwareProfile(_Section):
     adapter_zero_stage: Literal[0, 1, 2, 3] | None = Field(
         description="the same where adapters are trained and the weights fit on one GPU; null: as zero_stage"
     )
-    cuda_graphs: Literal["none", "partial", "full"] = Field(
-        description="launches that are captured by habit; named in `fused` as cuda-graphs and cuda-graphs-full"
-    )
     virtual_pipeline: PositiveInt = Field(description="most model chunks a stage by habit, where pipelined")
     sequence_parallel: bool = Field(description="tensor parallelism divides the norms' tokens as well, by habit")
     host: HostWork

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+import numpy as np
+
 from moecost.arrays import FloatLike
 from moecost.quantities import LayerKind, Layers, Matrix, Model
 
@@ -57,7 +59,8 @@ class Layout:
     expert_parallel: FloatLike = 1.0
     expert_tensor_parallel: FloatLike | None = None  # GPUs an expert is cut over; None: as tensor_parallel
     zero_stage: int = 0
-    offload: Literal["none", "optimizer", "parameters"] = "none"
+    shard_group: FloatLike | None = None  # GPUs that a replica of sharded states is spread over; None: as many as can
+    offload: Literal["none", "optimizer", "parameters", "nvme"] = "none"
     sequence_parallel: bool = False  # tensor parallelism divides the norms' tokens as well
     dispatch: Dispatch = Dispatch()
 
@@ -76,14 +79,31 @@ class Layout:
         return self.tensor_parallel if self.expert_tensor_parallel is None else self.expert_tensor_parallel
 
     @property
-    def shards(self) -> FloatLike:
-        """GPUs that hold the same slice of the model, and may share its states among them."""
+    def streams_weights(self) -> bool:
+        """Weights lie outside of the GPU and are read layer by layer."""
+        return self.offload in ("parameters", "nvme")
+
+    @property
+    def holders(self) -> FloatLike:
+        """GPUs that hold the same slice of the model, or may share its states among them."""
         return self.data_parallel * self.context_parallel
 
     @property
-    def expert_shards(self) -> FloatLike:
+    def expert_holders(self) -> FloatLike:
         """GPUs that hold the same slice of the same experts."""
-        return self.shards * self.tensor_parallel / (self.expert_parallel * self.expert_cut)
+        return self.holders * self.tensor_parallel / (self.expert_parallel * self.expert_cut)
+
+    @property
+    def shards(self) -> FloatLike:
+        """Of the holders those that share one replica of the states."""
+        return self.holders if self.shard_group is None else self.shard_group
+
+    @property
+    def expert_shards(self) -> FloatLike:
+        """The same of experts: expert groups lie within a replica as far as it reaches."""
+        if self.shard_group is None:
+            return self.expert_holders
+        return np.maximum(self.expert_holders * self.shard_group / self.holders, 1.0)
 
     @property
     def sequence_cut(self) -> FloatLike:

@@ -36,7 +36,7 @@ LAYERS: list[list[str]] = [
     ["hub.reader", "hub.vision", "hub.decoder", "hub.families", "hub.hybrids", "hub.recent", "hub.irregular", "hub"],
     ["software", "dataset_spec", "architecture", "calibration"],
     ["adaptation", "footprint", "operators", "step", "memory"],
-    ["job", "topology", "results", "resolution", "advice", "estimation"],
+    ["job", "topology", "layouts", "results", "resolution", "advice", "estimation"],
     [
         "prices.rows",
         "prices.names",
