@@ -74,7 +74,7 @@ def _fits_the_model(job: Job, model: ModelSpec) -> None:
         raise InvalidInputError(
             f"virtual_pipeline_size={chunks} needs a pipeline; set pipeline_parallel_size, or leave it out"
         )
-    if stages * chunks > layers:
+    if stages * chunks > layers + 2:  # embedding and loss may count as layers of their own
         raise InvalidInputError(
             f"virtual_pipeline_size={chunks} on {stages} stages needs {stages * chunks} layers, {model.name} has "
             f"{layers}; use {max(layers // stages, 1)} or less"
