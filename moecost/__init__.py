@@ -17,6 +17,7 @@ from moecost.specs import GPUSpec, NodeSpec, PriceQuote
 if _typing.TYPE_CHECKING:
     from moecost.comparing import Comparison, compare
     from moecost.measurements import MeasuredRun
+    from moecost.sweeping import Sweep, sweep, sweep_to_parquet
 
 __all__ = [
     "Calibration",
@@ -31,6 +32,7 @@ __all__ = [
     "NodeSpec",
     "PriceQuote",
     "SoftwareProfile",
+    "Sweep",
     "compare",
     "datasets",
     "estimate",
@@ -38,12 +40,17 @@ __all__ = [
     "models",
     "nodes",
     "software_profiles",
+    "sweep",
+    "sweep_to_parquet",
 ]
 
 _LAZY: _typing.Final = {
     "Comparison": "moecost.comparing",
     "MeasuredRun": "moecost.measurements",
+    "Sweep": "moecost.sweeping",
     "compare": "moecost.comparing",
+    "sweep": "moecost.sweeping",
+    "sweep_to_parquet": "moecost.sweeping",
 }
 """Names that an estimate does not need, and where they are."""
 

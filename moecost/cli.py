@@ -244,6 +244,83 @@ def assignment(text: str) -> tuple[str, Any]:
     return name, found["value"]
 
 
+# --------------------------------------------------------------------------------------------------------- sweep
+_AXIS = typer.Option(
+    "--axis", help="Values of a field, comma separated; may be repeated.", metavar="FIELD=V1,V2,...", show_default=False
+)
+_TABLE = typer.Option("--out", "-o", help="Write all rows here (.parquet, .csv).", metavar="FILE", show_default=False)
+
+
+@app.command(no_args_is_help=True)
+def sweep(
+    job: Annotated[Path | None, _JOB_FILE] = None,
+    axis: Annotated[list[str] | None, _AXIS] = None,
+    field: Annotated[list[str] | None, _SET] = None,
+    out: Annotated[Path | None, _TABLE] = None,
+    as_json: AsJson = False,
+) -> None:
+    """All combinations of some values: how many fit, the cheapest and the fastest, and a table of all rows.
+
+    What the job file says holds for every row; axes and --set win. Exit status 1 where no row fits. --json prints the
+    axes, the counts and the best rows.
+
+    \b
+    moecost sweep job.yaml --axis micro_batch_size=1,2,4 --axis gpu=a40,h100 -o rows.parquet
+    """
+    from moecost import sweeping
+    from moecost.sweep_axes import PLURAL
+    from moecost.sweep_report import as_text
+
+    if out is not None:
+        _check_writable(out, (".parquet", ".csv"), "a table")
+    given = dict(assignment(text) for text in field or ()) | dict(axis_values(text) for text in axis or ())
+    of_job = {} if job is None else _fields_of_file(job, given)
+    named = {name: plural for plural, name in PLURAL.items()}
+    found = sweeping.sweep(**{named.get(name, name): value for name, value in (of_job | given).items()})
+    if out is not None:
+        (found.to_csv if out.suffix.lower() == ".csv" else found.to_parquet)(out)
+    if as_json:
+        _write_json(found.summary())
+    else:
+        _write(as_text(found, _width()) + "\n" + ("" if out is None else f"\nwritten: {out}\n"))
+    if not found["fits"].any():
+        raise typer.Exit(DOES_NOT_FIT)
+
+
+def _fields_of_file(path: Path, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields that a job file or recipe says, those that are given apart."""
+    from moecost.catalog import read_yaml
+    from moecost.job import beside
+    from moecost.recipes import recipe_tool
+
+    content = read_yaml(path)
+    if recipe_tool(content) is not None:
+        first = {name: value[0] if isinstance(value, list) else value for name, value in given.items()}
+        job = _of_file(path, first)
+        content = {name: getattr(job, name) for name in job.model_fields_set}
+    return {name: value for name, value in beside(content, path).items() if name not in given}
+
+
+def axis_values(text: str) -> tuple[str, list[Any]]:
+    """Name and values of `field=v1,v2`; each value is YAML, names of `lora_targets` in one value are divided by `;`.
+
+    >>> axis_values("micro_batch_size=1,2,4"), axis_values("lora_targets=attention,w1;w2")
+    (('micro_batch_size', [1, 2, 4]), ('lora_targets', [['attention'], ['w1', 'w2']]))
+    """
+    from moecost.catalog import parse_yaml
+
+    name, equals, values = text.partition("=")
+    name = name.strip().replace("-", "_")
+    if not equals or not name or not values.strip():
+        raise InvalidInputError(f"--axis {text!r:.80}: write field=value,value, for example --axis gpu=a40,h100")
+    if name == "lora_targets":
+        return name, [value.split(";") for value in values.split(",")]
+    found = parse_yaml(f"value: [{values}]", f"--axis {name}")
+    if len(found) > 1:
+        raise InvalidInputError(f"--axis {name}: values with commas between them, not several lines")
+    return name, found["value"]
+
+
 # --------------------------------------------------------------------------------------------- compare and report
 _JOB_FILES = typer.Argument(metavar="JOB.yaml...", help="Files with jobs, or recipes.", show_default=False)
 _GPUS = typer.Option("--gpu", help="Each job on this GPU; may be repeated.", autocompletion=_names("gpus"),

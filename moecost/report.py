@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import math
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -325,8 +325,12 @@ GAP: Final = 2
 
 def as_text(estimate: Estimate, width: int = WIDTH) -> str:
     """The estimate as plain text of at most `width` columns (and at least `MIN_WIDTH`)."""
+    return sections_as_text(list(sections(estimate)), width)
+
+
+def sections_as_text(found: Sequence[Section], width: int = WIDTH) -> str:
+    """Sections one below the other, their rows' names in one column."""
     width = max(width, MIN_WIDTH)
-    found = list(sections(estimate))
     label = max(len(row.name) for section in found for row in section.rows)
     return "\n\n".join("\n".join(_text(section, label, width)) for section in found)
 
@@ -403,7 +407,12 @@ _CELL = "padding:1px 8px;border:0;background:transparent;color:inherit;vertical-
 
 def as_html(estimate: Estimate) -> str:
     """The estimate as one self-contained `<div>`, for notebooks with a light or a dark background."""
-    body = "".join(_html(section) for section in sections(estimate))
+    return sections_as_html(sections(estimate))
+
+
+def sections_as_html(found: Iterable[Section]) -> str:
+    """Sections as one self-contained `<div>`."""
+    body = "".join(_html(section) for section in found)
     return f'<div style="font-size:13px;line-height:1.4;max-width:64em;color:inherit">{body}</div>'
 
 

@@ -49,7 +49,17 @@ def read_text(path: str | Path) -> str:
 
 
 def write_text(path: str | Path, text: str) -> None:
+    """Write a text file as `write_whole` does."""
+    write_whole(path, lambda part: part.write_text(text, encoding="utf-8"))
+
+
+def write_whole(path: str | Path, write: Callable[[Path], object]) -> None:
     """Write a file all at once: a reader sees the whole of it or none, and what was there stays on failure.
+
+    Parameters
+    ----------
+    path : of the file.
+    write : writes all of it to the path it is given, beside the other.
 
     Raises
     ------
@@ -58,13 +68,14 @@ def write_text(path: str | Path, text: str) -> None:
     whole = Path(path)
     part = whole.with_name(f".{whole.name}.part") if whole.name else whole
     try:
-        part.write_text(text, encoding="utf-8")
+        write(part)
         os.replace(part, whole)
     except (OSError, ValueError) as error:
-        with contextlib.suppress(OSError, ValueError):
-            part.unlink(missing_ok=True)
         reason = getattr(error, "strerror", None) or str(error)
         raise InvalidInputError(f"{path}: cannot be written: {reason}") from None
+    finally:
+        with contextlib.suppress(OSError, ValueError):
+            part.unlink(missing_ok=True)
 
 
 class _PlainDumper(yaml.SafeDumper):

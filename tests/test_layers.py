@@ -29,6 +29,7 @@ LAYERS: list[list[str]] = [
         "communication",
         "cost",
         "workload",
+        "schedule",
         "published",
     ],
     ["spec_files", "checked", "field_docs", "specs", "catalog"],
@@ -49,8 +50,9 @@ LAYERS: list[list[str]] = [
         "prices",
         "READERS",
     ],
-    ["fitting", "validation_report", "validation", "sweeping", "comparing", "planning"],
-    ["report", "comparison_report", "plotting", "page", "probe"],
+    ["progress", "sweep_axes", "sweep_figures", "sweep_blocks", "sweep_files", "sweeping"],
+    ["fitting", "validation_report", "validation", "comparing", "planning"],
+    ["report", "comparison_report", "sweep_report", "plotting", "page", "probe"],
     ["cli_prices", "cli", "__main__"],
     ["__init__"],
 ]
@@ -63,7 +65,7 @@ FORMULAS = frozenset(
     {
         *("units", "arrays", "coefficients", "quantities", "storage", "lengths", "roofline", "experts"),
         *("communication", "cost", "workload", "components", "parameters", "flops", "operators", "step", "memory"),
-        *("adaptation", "footprint"),
+        *("adaptation", "footprint", "schedule"),
     }
 )
 PROFILE_READERS = frozenset({"operators", "step", "memory", "adaptation"})
@@ -76,13 +78,15 @@ UPWARD = frozenset(
         ("architecture", "software"),
         *(("results", name) for name in ("report", "plotting", "page")),
         *(("comparing", name) for name in ("comparison_report", "plotting")),
+        ("sweeping", "sweep_report"),
         ("job", "recipes"),
     }
 )
 LAZY = {
     "scipy": {"fitting", "published"},
     "matplotlib": {"plotting", "validation_report"},
-    "pandas": {"sweeping", "comparing", "planning"},
+    "pandas": {"sweep_files", "comparing", "planning"},
+    "pyarrow": {"sweep_files"},
     "gpuhunt": {"prices.gpuhunt_live"},
 }
 """Heavy packages, who may import them, and only inside of functions."""
@@ -226,7 +230,7 @@ def test_few_modules_read_files_or_the_command_line(package: str) -> None:
     assert not wrong, wrong
 
 
-PRESENTATION = ("cli", "report", "comparison_report", "plotting", "page")
+PRESENTATION = ("cli", "report", "comparison_report", "sweep_report", "plotting", "page")
 
 
 def test_the_library_knows_nothing_of_its_presentation() -> None:
@@ -234,7 +238,9 @@ def test_the_library_knows_nothing_of_its_presentation() -> None:
     users = {(i.by, i.what[1:], i.inside_a_function) for i in imports() if i.what[1:] in PRESENTATION}
     below = {u for u in users if u[0] not in (*PRESENTATION, "__main__", "__init__")}
     assert all((by, what) in UPWARD and inside for by, what, inside in below)
-    assert not any(i.what.split(".")[0] in ONLY_CLI for i in imports() if i.by not in ("cli", "__main__", "report"))
+    assert not any(
+        i.what.split(".")[0] in ONLY_CLI for i in imports() if i.by not in ("cli", "__main__", "report", "progress")
+    )
 
 
 def test_estimation_does_not_know_of_fitting() -> None:
