@@ -606,12 +606,31 @@ def _transfers(context: _Context, workload: Workload, block: Block) -> Iterator[
         token_bytes = tokens * block.layers.experts.hidden_size * recipe.compute_bytes
         seconds = 2 * n * context.exchange_s(token_bytes, experts_per_token(recipe, block.layers))
         yield context.transfer("experts.alltoall", "moe", seconds, seconds, True, layout.dispatch.hidden)
+    if np.any(np.asarray(layout.pipeline_parallel) > 1):
+        yield _stage_transfers(context, block, workload)
     core = block.layers.attention
     if core is not None and np.any(np.asarray(layout.context_parallel) > 1):
         width = core.num_key_value_heads * (core.qk_head_dim + core.v_head_dim) / layout.tensor_parallel
         sent = n * context.tokens * (layout.context_parallel - 1.0) * width * recipe.compute_bytes
         seconds = context.ring_s(sent, layout.context_parallel, layout.tensor_parallel)
         yield Operator("attention.exchange", "attention", Work(stream=seconds), Work(stream=2 * seconds))
+
+
+def _stage_transfers(context: _Context, block: Block, workload: Workload) -> Operator:
+    """Activations from stage to stage, and gradients back: one transfer a model chunk, by each GPU's own port.
+
+    Counted for all stages, as the layers are, and shared out by them.
+    """
+    layout, d = context.layout, context.device
+    span = layout.num_gpus / layout.pipeline_parallel
+    rate = np.where(
+        span * 2.0 > d.gpus_per_node, d.network_bytes_per_s * context.coefficients.network_share, context.inside
+    )
+    whole = context.whole_tokens * workload.model.hidden_size * context.recipe.compute_bytes
+    transfers = (layout.pipeline_parallel * layout.virtual_pipeline - 1.0) * block.count
+    seconds = transfers * whole / rate / sum(b.count for b in workload.blocks)
+    layer: LayerKind = "attention" if block.layers.attention is not None else "mamba"
+    return Operator("stage.send", layer, Work(wire=seconds), Work(wire=seconds), recomputed=False)
 
 
 def _tensor_transfers(context: _Context, block: Block, layer: LayerKind) -> Operator:
