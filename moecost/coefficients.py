@@ -8,6 +8,7 @@ from typing import Any, Final
 import numpy as np
 
 from moecost.arrays import FloatLike
+from moecost.experts import ROUTER_SKEW
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,7 @@ class Coefficients:
     dequantize_bandwidth: FloatLike = 0.59
     optimizer_bandwidth: FloatLike = 0.85
     launch_s: FloatLike = 8e-6
-    router_skew: FloatLike = 0.35
+    router_skew: FloatLike = ROUTER_SKEW
     link_share: FloatLike = 0.90
     pcie_share: FloatLike = 0.16
     network_share: FloatLike = 0.85

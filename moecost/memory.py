@@ -27,8 +27,9 @@ from typing import Any, Final, Literal, TypeAlias
 import numpy as np
 
 from moecost.arrays import FloatLike, as_float
+from moecost.experts import ROUTER_SKEW, group_imbalance, load_variation
 from moecost.footprint import SHARED_INPUTS, holders, per_gpu, trained_elements, trained_per_gpu, vector_parameters
-from moecost.quantities import Layers
+from moecost.quantities import Layers, RoutedExperts
 from moecost.software import MemoryHabits
 from moecost.workload import Block, Layout, Recipe, WeightUse, Workload, experts_per_token
 
@@ -111,7 +112,9 @@ def moments(
     held = held or held_bytes(workload, habits)
     tokens = sequences * padded_length / layout.context_parallel
     gradients, expanded, gathered = held.gradients, held.expanded, held.gathered
-    flight = np.minimum(layout.pipeline_parallel, recipe.gradient_accumulation_steps) / layout.pipeline_parallel
+    stages, chunks = layout.pipeline_parallel, layout.virtual_pipeline
+    flight = np.minimum(stages, recipe.gradient_accumulation_steps) / stages
+    flight = flight * np.where(np.asarray(chunks) > 1, 1.0 + (stages - 1.0) / (stages * chunks), 1.0)
     kept = flight * saved_activations(workload, habits, sequences=sequences, padded_length=padded_length)
     inputs = flight * quantized_inputs(workload, tokens=tokens) if recipe.keeps_inputs else 0.0
     live = live_layer(workload, habits, sequences=sequences, padded_length=padded_length)
@@ -271,14 +274,17 @@ def layer_activations(
     norms, which sequence parallelism divides as well.
     """
     width = recipe.compute_bytes
+    read = NARROW_INPUT if recipe.narrow else 1.0  # what products read is kept as they read it
     tokens = sequences * padded_length / layout.context_parallel
-    elements: FloatLike = 2.0 * layers.hidden_size * layers.num_norms * recipe.stream_bytes / recipe.compute_bytes
+    elements: FloatLike = (
+        (1.0 + read) * layers.hidden_size * layers.num_norms * recipe.stream_bytes / recipe.compute_bytes
+    )
     if not layout.sequence_parallel:
         elements = elements * layout.tensor_parallel  # divided below with all else
     extra: FloatLike = 0.0
     core = layers.attention
     if core is not None:
-        elements = elements + core.num_heads * (core.qk_head_dim + core.v_head_dim)
+        elements = elements + core.num_heads * (core.qk_head_dim + read * core.v_head_dim)
         elements = elements + core.num_key_value_heads * (core.qk_head_dim + core.v_head_dim)
         extra = extra + tokens * 4.0 * core.num_heads
         if recipe.attention == "eager":
@@ -289,12 +295,28 @@ def layer_activations(
     if layers.experts is not None:
         e = layers.experts
         k = experts_per_token(recipe, layers)
-        wide = 4.0 if e.gated else 2.0
-        elements = elements + k * (2.0 * e.hidden_size + wide * e.intermediate_size)
+        wide = (3.0 if e.gated else 1.0) + read
+        elements = elements + k * ((1.0 + read) * e.hidden_size + wide * e.intermediate_size) * _busiest(
+            e, k, recipe, layout
+        )
         extra = extra + tokens * 8.0 * e.num_experts
     for ffn in layers.feed_forward:
-        elements = elements + (4.0 if ffn.gated else 2.0) * ffn.intermediate_size
+        elements = elements + ((3.0 if ffn.gated else 1.0) + read) * ffn.intermediate_size
     return (tokens * width * elements + extra) / layout.tensor_parallel
+
+
+def _busiest(experts: RoutedExperts, per_token: FloatLike, recipe: Recipe, layout: Layout) -> FloatLike:
+    """Tokens of the GPU whose experts get the most, over the mean; bounded by the experts' capacity."""
+    if recipe.balanced or (isinstance(layout.expert_parallel, float) and layout.expert_parallel == 1.0):
+        return 1.0
+    of = {"num_experts": experts.num_experts, "num_experts_per_tok": per_token}
+    variation = load_variation(**of, router_skew=ROUTER_SKEW)
+    found = group_imbalance(num_groups=layout.expert_parallel, **of, variation=variation)
+    return found if recipe.capacity_factor is None else np.minimum(found, max(recipe.capacity_factor, 1.0))
+
+
+NARROW_INPUT: Final = 0.5
+"""Bytes of an input that is kept in 8 bits for the weight's gradient, over those of 16 bits."""
 
 
 def _all_layers(

@@ -27,7 +27,7 @@ from moecost.communication import (
     tensor_parallel_bytes,
     transfer_s,
 )
-from moecost.experts import LOAD_WEIGHTS, experts_touched, load_imbalance, load_variation, rows_of_experts
+from moecost.experts import LOAD_WEIGHTS, experts_touched, group_imbalance, load_variation, rows_of_experts
 from moecost.footprint import REPLICATED, SHARED_INPUTS, adapter_size, cut
 from moecost.quantities import LayerKind
 from moecost.roofline import gemm_compute_time, gemm_flops, grouped_gemm_time
@@ -476,10 +476,11 @@ def _experts(context: _Context, block: Block) -> Iterator[Operator]:
             products += together if context.grouped is None else (_in_one_launch(op, touched) for op in together)
     yield from products
     if not isinstance(group, float) or group > 1.0:  # all wait for the GPU whose experts got the most tokens
-        busiest = load_imbalance(
-            num_experts=group,
-            num_experts_per_tok=np.minimum(1.0, group * top_k / experts.num_experts),
-            variation=variation * np.sqrt(group / experts.num_experts),
+        busiest = group_imbalance(
+            num_groups=group,
+            num_experts=experts.num_experts,
+            num_experts_per_tok=top_k,
+            variation=variation,
         )
         late = (busiest if limit is None else np.minimum(busiest, np.maximum(limit, 1.0))) - 1.0
         forward, backward = (late * sum(getattr(op, p).seconds for op in products) for p in ("forward", "backward"))
