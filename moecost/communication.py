@@ -40,6 +40,33 @@ def transfer_s(*, sent_bytes: FloatLike, bytes_per_s: FloatLike, ramp_s: FloatLi
     return wire + np.sqrt(ramp_s * wire)
 
 
+def ring_all_reduce_s(
+    *, buffer_bytes: FloatLike, num_gpus: FloatLike, bytes_per_s: FloatLike, hop_s: FloatLike
+) -> FloatLike:
+    r"""Seconds of a ring all-reduce: :math:`2 (n - 1) \alpha + 2 W (n - 1) / (n B)`.
+
+    Source: the alpha-beta model; bandwidth-optimal, Patarasuk & Yuan (2009).
+
+    >>> t = ring_all_reduce_s(buffer_bytes=2.0**30, num_gpus=8, bytes_per_s=450e9, hop_s=5e-6)
+    >>> round(1e3 * float(t), 3)
+    4.246
+    """
+    wire = all_reduce_bytes(buffer_bytes=buffer_bytes, num_gpus=num_gpus) / bytes_per_s
+    return 2.0 * (num_gpus - 1.0) * hop_s + wire
+
+
+def tree_all_reduce_s(
+    *, buffer_bytes: FloatLike, num_gpus: FloatLike, bytes_per_s: FloatLike, hop_s: FloatLike
+) -> FloatLike:
+    r"""Seconds of a pipelined double binary tree: :math:`2 \log_2(n)\, \alpha + 2 W / B`; faster for small messages.
+
+    >>> t = tree_all_reduce_s(buffer_bytes=1e6, num_gpus=64, bytes_per_s=50e9, hop_s=5e-6)
+    >>> round(1e6 * float(t))
+    100
+    """
+    return 2.0 * np.log2(num_gpus) * hop_s + 2.0 * buffer_bytes / bytes_per_s
+
+
 def all_reduce_bytes(*, buffer_bytes: FloatLike, num_gpus: FloatLike) -> FloatLike:
     r"""Ring all-reduce: :math:`2 W (n - 1) / n`. [byte]
 

@@ -95,7 +95,7 @@ def group_imbalance(
     >>> c = 0.35
     >>> one, eight = (group_imbalance(num_groups=g, num_experts=8, num_experts_per_tok=2, variation=c) for g in (1, 8))
     >>> round(float(one), 3), round(float(eight), 3)
-    (1.0, 1.498)
+    (1.0, 1.502)
     """
     share = np.minimum(1.0, num_groups * num_experts_per_tok / num_experts)  # of its tokens' experts a group can have
     spread = variation * np.sqrt(num_groups / num_experts)

@@ -20,12 +20,12 @@ LAYERS: list[list[str]] = [
     ["errors", "units", "arrays"],
     [
         "sources",
-        "coefficients",
         "quantities",
         "storage",
         "lengths",
         "roofline",
         "experts",
+        "coefficients",
         "communication",
         "cost",
         "workload",
@@ -51,7 +51,7 @@ LAYERS: list[list[str]] = [
         "READERS",
     ],
     ["progress", "sweep_axes", "sweep_figures", "sweep_blocks", "sweep_files", "sweeping"],
-    ["fitting", "validation_report", "validation", "comparing", "planning"],
+    ["kernel_timings", "fitting", "validation_report", "validation", "comparing", "planning"],
     ["report", "comparison_report", "sweep_report", "plotting", "page", "probe"],
     ["cli_prices", "cli", "__main__"],
     ["__init__"],
@@ -83,7 +83,7 @@ UPWARD = frozenset(
     }
 )
 LAZY = {
-    "scipy": {"fitting", "published"},
+    "scipy": {"fitting", "published", "kernel_timings"},
     "matplotlib": {"plotting", "validation_report"},
     "pandas": {"sweep_files", "comparing", "planning"},
     "pyarrow": {"sweep_files"},
