@@ -66,7 +66,7 @@ PLAUSIBLE: Final[dict[str, Plausible]] = {
     "dequantize_bandwidth": Plausible(0.05, 0.20, 0.90),
     "optimizer_bandwidth": Plausible(0.15, 0.20, 1.00),
     "launch_s": Plausible(0.40, 2e-6, 40e-6),
-    "router_skew": Plausible(0.30, 0.05, 0.43),
+    "router_skew": Plausible(0.30, 0.15, 0.43),
     "link_share": Plausible(0.25, 0.30, 2.00),
     "pcie_share": Plausible(0.50, 0.03, 0.80),
     "network_share": Plausible(0.25, 0.10, 1.20),

@@ -675,25 +675,28 @@ def _weight_transfers(context: _Context, layer: LayerKind, n: int, uses: Sequenc
     gathered: FloatLike = 0.0
     reduced: FloatLike = 0.0
     streamed: FloatLike = 0.0
-    for use in uses:
-        expert = use.matrix.part == "expert"
+    for expert in (False, True):  # whose groups differ; each sends a layer at a time
+        of = [use for use in uses if (use.matrix.part == "expert") is expert]
+        if not of:
+            continue
         holders = layout.expert_holders if expert else layout.holders
         shards = layout.expert_shards if expert else layout.shards
         stride = layout.expert_cut * layout.expert_parallel if expert else layout.tensor_parallel
-        held, gradients = n * _slice_bytes(context, use), n * _gradient_bytes(context, use)
+        held = as_float(sum(_slice_bytes(context, use) for use in of))
+        gradients = as_float(sum(_gradient_bytes(context, use) for use in of))
         if layout.streams_weights:
-            streamed = streamed + held / (shards if layout.zero_stage >= 3 else 1.0)
+            streamed = streamed + n * held / (shards if layout.zero_stage >= 3 else 1.0)
         if layout.zero_stage < 3:
             sent = all_reduce_bytes(buffer_bytes=gradients, num_gpus=holders)
-            reduced = reduced + context.ring_s(sent, holders, stride) / per_step
+            reduced = reduced + n * context.ring_s(sent, holders, stride) / per_step
             continue
-        gathered = gathered + context.ring_s(gather_bytes(buffer_bytes=held, num_gpus=shards), shards, stride)
+        gathered = gathered + n * context.ring_s(gather_bytes(buffer_bytes=held, num_gpus=shards), shards, stride)
         sent = gather_bytes(buffer_bytes=gradients, num_gpus=shards)
-        reduced = reduced + context.ring_s(sent, shards, stride)
+        reduced = reduced + n * context.ring_s(sent, shards, stride)
         if layout.shard_group is not None:  # replicas of the shards add theirs up once a step
             replicas = holders / shards
             sent = all_reduce_bytes(buffer_bytes=gradients / shards, num_gpus=replicas)
-            reduced = reduced + context.ring_s(sent, replicas, stride * shards) / per_step
+            reduced = reduced + n * context.ring_s(sent, replicas, stride * shards) / per_step
     if layout.zero_stage >= 3:
         yield context.transfer("weights.gather", layer, gathered, gathered, False, hides)
     if layout.streams_weights:
