@@ -51,7 +51,7 @@ LAYERS: list[list[str]] = [
         "READERS",
     ],
     ["progress", "sweep_axes", "sweep_figures", "sweep_blocks", "sweep_files", "sweeping"],
-    ["kernel_timings", "fitting", "validation_report", "validation", "comparing", "planning"],
+    ["kernel_timings", "fitting", "validation_report", "validation", "orderings", "comparing", "planning"],
     ["report", "comparison_report", "sweep_report", "plotting", "page", "probe"],
     ["cli_prices", "cli", "__main__"],
     ["__init__"],
@@ -245,7 +245,7 @@ def test_the_library_knows_nothing_of_its_presentation() -> None:
 
 def test_estimation_does_not_know_of_fitting() -> None:
     users = {i.by for i in imports() if i.what == ".fitting"}
-    assert users <= {"cli", "validation", "probe"}
+    assert users <= {"cli", "validation", "orderings", "probe"}
 
 
 def test_the_parser_sees_imports() -> None:
