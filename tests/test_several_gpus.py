@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 
 from moecost import DatasetSpec, Estimate, Job, estimate
 from moecost.errors import InvalidInputError, OutOfRangeWarning
@@ -19,7 +21,7 @@ LLAMA_WEIGHTS = 6_738_415_616
 """Parameters of Llama-2-7B, from its checkpoint's index."""
 
 
-def quiet(model: str, gpu: str, **job: Any) -> Estimate:
+def quiet(model: Any, gpu: str, **job: Any) -> Estimate:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", OutOfRangeWarning)
         return estimate(model, gpu, on_oom="report", **job)
@@ -298,3 +300,61 @@ def test_deepspeed_steps_fp32_copies() -> None:
               software="deepspeed")  # fmt: skip
     held = e.memory.weights_gib + e.memory.gradients_gib + e.memory.optimizer_gib
     assert held == pytest.approx(16 * 8_030_261_248 / 2**30, rel=1e-3)
+
+
+MODELS = ("meta-llama/Llama-3.1-8B", "mistralai/Mixtral-8x7B-v0.1", "Qwen/Qwen3-30B-A3B")
+LAYOUTS = st.fixed_dictionaries(
+    {
+        "model": st.sampled_from(MODELS),
+        "gpu": st.sampled_from(["a100-80gb-sxm", "h100-80gb-sxm", "mi300x", "l40s", "b200"]),
+        "method": st.sampled_from(["full", "lora"]),
+        "software": st.sampled_from(["hf-peft", "deepspeed", "megatron", "torchtitan"]),
+        "zero_stage": st.sampled_from([0, 1, 2, 3]),
+        "tensor_parallel_size": st.sampled_from([1, 2, 4]),
+        "pipeline_parallel_size": st.sampled_from([1, 2]),
+        "context_parallel_size": st.sampled_from([1, 2]),
+        "micro_batch_size": st.sampled_from([1, 2]),
+        "sequence_length": st.sampled_from([512, 2048]),
+        "offload": st.sampled_from(["none", "none", "optimizer", "parameters"]),
+    }
+)
+
+
+def spread(layout: dict[str, Any], replicas: int, **more: Any) -> Estimate:
+    inner = math.prod(layout[f"{kind}_parallel_size"] for kind in ("tensor", "pipeline", "context"))
+    accumulation = 64 // (replicas * layout["micro_batch_size"])  # 64 sequences a step, however many share them
+    return quiet(**layout, num_gpus=replicas * inner, gradient_accumulation_steps=accumulation, num_queries=640, **more)
+
+
+@settings(max_examples=40, deadline=None)
+@given(LAYOUTS, st.sampled_from([1, 2, 4, 8]))
+def test_more_replicas_are_never_faster_than_ideal_nor_fuller(layout: dict[str, Any], replicas: int) -> None:
+    # shards streamed from the host are read by all PCIe links together: ZeRO-Infinity scales better than ideal
+    assume(not (layout["offload"] == "parameters" and layout["zero_stage"] == 3))
+    few, many = spread(layout, replicas), spread(layout, 2 * replicas)
+    assert many.step.seconds >= 0.999 * few.step.seconds / 2
+    buffers = 2.0 if few.num_gpus == 1 else 0.0  # of the collectives, which one GPU alone does not need [GiB]
+    assert many.memory.device_gib <= few.memory.device_gib + buffers + 1e-9
+
+
+@settings(max_examples=40, deadline=None)
+@given(LAYOUTS, st.sampled_from(["tensor", "pipeline", "context"]))
+def test_sharing_a_replica_is_never_better_than_ideal(layout: dict[str, Any], kind: str) -> None:
+    name = f"{kind}_parallel_size"
+    one, two = (spread(layout | {name: n * layout[name]}, 2) for n in (1, 2))
+    assert two.step.seconds >= 0.97 * one.step.seconds / 2  # smaller products may fill their last wave better
+    buffers = 2.0 if one.num_gpus == 1 else 0.0
+    assert two.memory.weights_gib <= one.memory.weights_gib + 1e-9
+    if kind != "pipeline":  # stages hold several micro-batches in flight
+        assert two.memory.device_gib <= one.memory.device_gib + buffers + 0.05
+
+
+@settings(max_examples=30, deadline=None)
+@given(LAYOUTS.filter(lambda x: x["model"] != MODELS[0]), st.sampled_from([2, 4, 8]))
+def test_dealing_out_experts_leaves_all_of_them_and_their_work(layout: dict[str, Any], ep: int) -> None:
+    plain, dealt = (spread(layout, 8, expert_parallel_size=n, forced_balance=True) for n in (1, ep))
+    assert dealt.memory.weights_gib <= plain.memory.weights_gib + 1e-9
+    work = [sum(k.flops for name, k in e.step.by_kernel.items() if name in ("expert.w1", "expert.w2", "expert.w3"))
+            for e in (plain, dealt)]  # fmt: skip
+    assert work[1] == pytest.approx(work[0], rel=1e-6)
+    assert dealt.step.communication >= 0.0
