@@ -11,7 +11,8 @@ The peak is the largest of four moments:
 
 The stages of a pipeline are not told apart: one has the embedding and the micro-batches in flight of the first, the
 head and the logits of the last. That counts too much, yet measured peaks (nanotron, SimuMax) lie there: within 9 and
-2 %, against 21 and 3 % for the fuller of the two.
+2 %, against 21 and 3 % for the fuller of the two. Interleaved stages have 1 + (p - 1) / (p v) times as many micro-batches
+in flight (Megatron-Core's own count). Experts on other GPUs hold the tokens of the GPU that gets the most.
 
 Every part is linear in the sequences of a micro-batch, so the largest batch is solved in closed form and then checked
 against the same bytes: memory(b) <= capacity < memory(b + 1).
@@ -276,9 +277,8 @@ def layer_activations(
     width = recipe.compute_bytes
     read = NARROW_INPUT if recipe.narrow else 1.0  # what products read is kept as they read it
     tokens = sequences * padded_length / layout.context_parallel
-    elements: FloatLike = (
-        (1.0 + read) * layers.hidden_size * layers.num_norms * recipe.stream_bytes / recipe.compute_bytes
-    )
+    stream = layers.hidden_size * recipe.stream_bytes / recipe.compute_bytes
+    elements: FloatLike = (1.0 + read) * stream * layers.num_norms
     if not layout.sequence_parallel:
         elements = elements * layout.tensor_parallel  # divided below with all else
     extra: FloatLike = 0.0
@@ -296,9 +296,8 @@ def layer_activations(
         e = layers.experts
         k = experts_per_token(recipe, layers)
         wide = (3.0 if e.gated else 1.0) + read
-        elements = elements + k * ((1.0 + read) * e.hidden_size + wide * e.intermediate_size) * _busiest(
-            e, k, recipe, layout
-        )
+        routed = (1.0 + read) * e.hidden_size + wide * e.intermediate_size
+        elements = elements + k * routed * _busiest(e, k, recipe, layout)
         extra = extra + tokens * 8.0 * e.num_experts
     for ffn in layers.feed_forward:
         elements = elements + ((3.0 if ffn.gated else 1.0) + read) * ffn.intermediate_size

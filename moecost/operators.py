@@ -114,20 +114,23 @@ class _Context:
         return self.tokens * self.layout.expert_cut / self.layout.tensor_parallel
 
     def elementwise(
-        self, moved: FloatLike, launches: FloatLike = 1.0, host: FloatLike = 0.0, flops: FloatLike = 0.0
+        self,
+        moved: FloatLike,
+        launches: FloatLike = 1.0,
+        host: FloatLike = 0.0,
+        flops: FloatLike = 0.0,
+        flops_per_s: FloatLike | None = None,
     ) -> Work:
-        """Work bound by its traffic, or by the FLOPs that come with it."""
+        """Work bound by its traffic, or by the FLOPs that come with it, at the rate of products where none is given."""
         d, c = self.device, self.coefficients
         reading = moved / (d.bytes_per_s * c.elementwise_bandwidth)
-        computing = flops / (d.peak_flops_per_s * c.gemm_efficiency)
-        return Work(np.maximum(reading, computing), flops, moved, launches, host)
+        rate = d.peak_flops_per_s * c.gemm_efficiency if flops_per_s is None else flops_per_s
+        return Work(np.maximum(reading, flops / rate), flops, moved, launches, host)
 
-    def scan(self, moved: FloatLike, launches: FloatLike, host: FloatLike, flops: FloatLike) -> Work:
-        """A selective scan: by its traffic, or by its FLOPs in 16 bits at the rate of the attention core."""
-        d, c = self.device, self.coefficients
-        reading = moved / (d.bytes_per_s * c.elementwise_bandwidth)
-        computing = flops / (d.core_flops_per_s * c.attention_efficiency)
-        return Work(np.maximum(reading, computing), flops, moved, launches, host)
+    @property
+    def core_flops_per_s(self) -> FloatLike:
+        """What attention cores and scans reach, in 16 bits. [FLOP/s]"""
+        return self.device.core_flops_per_s * self.coefficients.attention_efficiency
 
     def both_ways(
         self, kernel: str, layer: LayerKind, forward_bytes: FloatLike, launches: FloatLike, host: Launches | None = None
@@ -394,7 +397,7 @@ def _mixer(context: _Context, block: Block, batches: Batches) -> Iterator[Operat
             pairs = tokens * batches.padded_length
         heads = core.num_heads / context.layout.tensor_parallel
         flops = n * pairs * heads * 2 * (core.qk_head_dim + core.v_head_dim)
-        rate = d.core_flops_per_s * context.coefficients.attention_efficiency
+        rate = context.core_flops_per_s
         width = core.num_heads * (core.qk_head_dim + core.v_head_dim)
         width = width + core.num_key_value_heads * (core.qk_head_dim + core.v_head_dim)
         moved = n * tokens * width * context.recipe.compute_bytes / context.layout.tensor_parallel
@@ -426,11 +429,12 @@ def _mixer(context: _Context, block: Block, batches: Batches) -> Iterator[Operat
         # selective scan: reads x, z, delta, writes y; B and C are narrow. 9 FLOP a state and token
         moved = n * tokens * scan.inner_size * SCAN_BYTES
         flops = n * tokens * scan.inner_size * scan.state_size * SCAN_FLOPS
+        host, rate = context.host.block, context.core_flops_per_s
         yield Operator(
             "mamba.scan",
             "mamba",
-            context.scan(moved, 2 * n, n * context.host.block.forward, flops),
-            context.scan(moved * context.traffic.backward_passes, 2 * n, n * context.host.block.backward, 2 * flops),
+            context.elementwise(moved, 2 * n, n * host.forward, flops, rate),
+            context.elementwise(moved * context.traffic.backward_passes, 2 * n, n * host.backward, 2 * flops, rate),
         )
 
 
