@@ -11,8 +11,8 @@ The peak is the largest of four moments:
 
 The stages of a pipeline are not told apart: one has the embedding and the micro-batches in flight of the first, the
 head and the logits of the last. That counts too much, yet measured peaks (nanotron, SimuMax) lie there: within 9 and
-2 %, against 21 and 3 % for the fuller of the two. Interleaved stages have 1 + (p - 1) / (p v) times as many micro-batches
-in flight (Megatron-Core's own count). Experts on other GPUs hold the tokens of the GPU that gets the most.
+2 %, against 21 and 3 % for the fuller of the two. Interleaved stages have 1 + (p - 1) / (p v) times as many
+micro-batches in flight (Megatron-Core's own count). Dealt-out experts hold the tokens of the GPU that gets the most.
 
 Every part is linear in the sequences of a micro-batch, so the largest batch is solved in closed form and then checked
 against the same bytes: memory(b) <= capacity < memory(b + 1).
