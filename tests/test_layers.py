@@ -19,6 +19,7 @@ ROOT = Path(moecost.__file__).parent
 LAYERS: list[list[str]] = [
     ["errors", "units", "arrays"],
     [
+        "validity",
         "sources",
         "coefficients",
         "quantities",
@@ -30,6 +31,11 @@ LAYERS: list[list[str]] = [
         "cost",
         "workload",
         "published",
+        "scaling_laws",
+        "interruptions",
+        "hierarchy",
+        "serving",
+        "preference",
     ],
     ["spec_files", "checked", "field_docs", "specs", "catalog"],
     ["components", "parameters", "flops"],
@@ -52,7 +58,7 @@ FORMULAS = frozenset(
     {
         *("units", "arrays", "coefficients", "quantities", "storage", "lengths", "roofline", "experts"),
         *("communication", "cost", "workload", "components", "parameters", "flops", "operators", "step", "memory"),
-        *("adaptation", "footprint"),
+        *("adaptation", "footprint", "validity", "scaling_laws", "interruptions", "hierarchy", "serving", "preference"),
     }
 )
 PROFILE_READERS = frozenset({"operators", "step", "memory", "adaptation"})
