@@ -44,7 +44,7 @@ LAYERS: list[list[str]] = [
     ["adaptation", "footprint", "operators", "step", "memory"],
     ["job", "topology", "results", "resolution", "advice", "estimation"],
     ["prices", "READERS"],
-    ["fitting", "validation_report", "validation", "sweeping", "planning"],
+    ["fitting", "validation_report", "validation", "sweeping", "planning", "accuracy", "equivalents"],
     ["report", "plotting", "probe"],
     ["cli", "__main__"],
     ["__init__"],
