@@ -15,10 +15,13 @@ from moecost.software import SoftwareProfile, software_profiles
 from moecost.specs import GPUSpec, NodeSpec, PriceQuote
 
 if _typing.TYPE_CHECKING:
+    from moecost.comparing import Comparison, compare
     from moecost.measurements import MeasuredRun
+    from moecost.sweeping import Sweep, sweep, sweep_to_parquet
 
 __all__ = [
     "Calibration",
+    "Comparison",
     "DatasetSpec",
     "Estimate",
     "GPUSpec",
@@ -29,21 +32,35 @@ __all__ = [
     "NodeSpec",
     "PriceQuote",
     "SoftwareProfile",
+    "Sweep",
+    "compare",
     "datasets",
     "estimate",
     "gpus",
     "models",
     "nodes",
     "software_profiles",
+    "sweep",
+    "sweep_to_parquet",
 ]
+
+_LAZY: _typing.Final = {
+    "Comparison": "moecost.comparing",
+    "MeasuredRun": "moecost.measurements",
+    "Sweep": "moecost.sweeping",
+    "compare": "moecost.comparing",
+    "sweep": "moecost.sweeping",
+    "sweep_to_parquet": "moecost.sweeping",
+}
+"""Names that an estimate does not need, and where they are."""
 
 
 def __getattr__(name: str) -> _typing.Any:
-    """Names that an estimate does not need are imported when asked for."""
-    if name == "MeasuredRun":
-        from moecost.measurements import MeasuredRun
+    """A name of `_LAZY` is imported when asked for."""
+    if name in _LAZY:
+        import importlib
 
-        return MeasuredRun
+        return getattr(importlib.import_module(_LAZY[name]), name)
     if name == "__version__":
         from importlib.metadata import version
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
-import os
 from collections.abc import Mapping
 from dataclasses import asdict
 from functools import cache
@@ -14,7 +12,7 @@ from typing import Annotated, Any, Final
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from moecost.catalog import data_folder, looks_like_path, read_yaml
+from moecost.catalog import data_folder, looks_like_path, read_yaml, write_text
 from moecost.checked import Checked
 from moecost.coefficients import COEFFICIENT_NAMES, PLAUSIBLE, Coefficients, hardware_key, slowed
 from moecost.errors import InvalidInputError, UnknownNameError
@@ -125,15 +123,7 @@ class Calibration(Checked):
         InvalidInputError : the file cannot be written.
         """
         text = yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=110)
-        whole = Path(path)
-        part = whole.with_name(f".{whole.name}.part")
-        try:
-            part.write_text(text, encoding="utf-8")
-            os.replace(part, whole)
-        except OSError as error:
-            with contextlib.suppress(OSError):
-                part.unlink(missing_ok=True)
-            raise InvalidInputError(f"{path}: cannot be written: {error.strerror}") from None
+        write_text(path, text)
 
     @property
     def shared(self) -> bool:

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, NoReturn, TypeVar
 
 from moecost.errors import InvalidInputError, NoPriceError, UnknownNameError
 from moecost.sources import UNDATED
@@ -24,6 +24,8 @@ from moecost.spec_files import parse_yaml as parse_yaml
 from moecost.spec_files import read_text as read_text
 from moecost.spec_files import read_yaml as read_yaml
 from moecost.spec_files import validate as validate
+from moecost.spec_files import write_text as write_text
+from moecost.spec_files import yaml_text as yaml_text
 from moecost.specs import GPUSpec, NodeSpec, PriceQuote
 
 INDEX_FILE: Final = "index.yaml"
@@ -268,14 +270,12 @@ def quotes(gpu: str | GPUSpec, *, market: str | None = None, provider: str | Non
     >>> [q.usd_per_gpu_hour for q in quotes("a40", provider="cudo") if q.date == "2024-08"]
     [0.79]
     """
-    if market is not None and market not in MARKETS:
-        raise InvalidInputError(f"market={market!r} must be one of {', '.join(MARKETS)}")
-    found = _quotes(gpu.name if isinstance(gpu, GPUSpec) else gpu_name(gpu))
-    if market is not None:
-        found = tuple(q for q in found if q.market == market)
-    if provider is not None:
-        found = tuple(q for q in found if normalise(q.provider) == normalise(provider))
-    return found
+    return pick(_quotes(_name(gpu)), market=market, provider=provider)
+
+
+def all_quotes() -> tuple[PriceQuote, ...]:
+    """Every price quote of the catalogue, GPU by GPU, cheapest GPU-hour first."""
+    return tuple(q for gpu in gpus() for q in _quotes(gpu))
 
 
 def median_quote(gpu: str | GPUSpec, market: str = "on_demand", provider: str | None = None) -> PriceQuote:
@@ -285,32 +285,53 @@ def median_quote(gpu: str | GPUSpec, market: str = "on_demand", provider: str | 
     ------
     NoPriceError : no quote matches; the message lists the quotes there are.
     """
-    found = quotes(gpu, market=market, provider=provider)
-    if not found:
-        raise NoPriceError(_no_price(gpu, market, provider))
+    return middle(quotes(gpu, market=market, provider=provider) or refuse(gpu, market, provider, quotes(gpu)))
+
+
+def pick(
+    found: Iterable[PriceQuote], *, market: str | None = None, provider: str | None = None
+) -> tuple[PriceQuote, ...]:
+    """Of some quotes those of a market and a provider, in the order they come; None = all."""
+    if market is not None and market not in MARKETS:
+        raise InvalidInputError(f"market={market!r} must be one of {', '.join(MARKETS)}")
+    return tuple(
+        q
+        for q in found
+        if (market is None or q.market == market) and (provider is None or normalise(q.provider) == normalise(provider))
+    )
+
+
+def middle(found: Sequence[PriceQuote]) -> PriceQuote:
+    """The quote in the middle of those given cheapest first, the lower of two."""
     return found[(len(found) - 1) // 2]
 
 
-def read_quotes(path: str | Path) -> tuple[PriceQuote, ...]:
-    """Quotes from a CSV with the columns of `PriceQuote` (`usd_per_gpu_hour` or `usd_per_hour_instance` is a must)."""
-    return tuple(_quote(row, f"{path}, line {line}") for line, row in _csv_rows(read_text(path), str(path)))
-
-
-def _no_price(gpu: str | GPUSpec, market: str, provider: str | None) -> str:
-    name = gpu.name if isinstance(gpu, GPUSpec) else gpu_name(gpu)
+def refuse(
+    gpu: str | GPUSpec,
+    market: str | None,
+    provider: str | None,
+    there: Iterable[PriceQuote],
+    whose: str = "the catalogue",
+) -> NoReturn:
+    """Raises `NoPriceError`: no quote matches; `there` are the quotes of that GPU, cheapest first."""
     groups: dict[tuple[str, str], list[PriceQuote]] = {}
-    for q in quotes(gpu):
+    for q in there:
         groups.setdefault((q.provider, q.market), []).append(q)
-    there = [
+    named = [
         f"{seller} {kind} ${found[0].usd_per_gpu_hour:g}"
         + (f"-{found[-1].usd_per_gpu_hour:g} ({len(found)} quotes)" if len(found) > 1 else f" ({found[0].date})")
         for (seller, kind), found in sorted(groups.items())
     ]
-    wish = f"no {market} price of {name}" + (f" from {provider!r:.80}" if provider is not None else "")
-    known = (
-        f"quotes there are, per GPU-hour: {', '.join(there)}" if there else "the catalogue has no quote of it at all"
+    kind = "" if market is None else f" {market}"
+    wish = f"no{kind} price of {_name(gpu)}" + (f" from {provider!r:.80}" if provider is not None else "")
+    known = f"quotes there are, per GPU-hour: {', '.join(named)}" if named else f"{whose} has no quote of it at all"
+    raise NoPriceError(
+        f"{wish}; {known}. Pass price=<$/GPU-hour>" + (" or another market or provider." if named else ".")
     )
-    return f"{wish}; {known}. Pass price=<$/GPU-hour>" + (" or another market or provider." if there else ".")
+
+
+def _name(gpu: str | GPUSpec) -> str:
+    return gpu.name if isinstance(gpu, GPUSpec) else gpu_name(gpu)
 
 
 @cache

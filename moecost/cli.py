@@ -134,6 +134,7 @@ _ZERO = _option("--zero-stage", "What is sharded over GPUs, 0 to 3; FSDP is 3.",
 _SOFTWARE = _option("--software", "Training stack; `moecost software` lists them.", _names("software_profiles"))
 _COEFFICIENTS = _option("--calibration", "Name, or file that `moecost fit` wrote.")
 _PRICE = _option("--price", "$/GPU-hour, or a provider.", metavar="NUMBER|NAME")
+_PRICES = typer.Option("--prices", help="Price table; its median is the price.", metavar="FILE", show_default=False)
 _MARKET = _option("--market", "on_demand, spot or reserved.", _words("on_demand", "spot", "reserved"))
 _ON_OOM = _option("--on-oom", "raise, or report figures all the same.", _words("raise", "report"))
 _SET = typer.Option("--set", help="Any other field, its value as in YAML; may be repeated.", metavar="FIELD=VALUE")
@@ -160,6 +161,7 @@ def estimate(
     software: Annotated[str | None, _SOFTWARE] = None,
     calibration: Annotated[str | None, _COEFFICIENTS] = None,
     price: Annotated[str | None, _PRICE] = None,
+    prices: Annotated[Path | None, _PRICES] = None,
     market: Annotated[str | None, _MARKET] = None,
     on_oom: Annotated[str | None, _ON_OOM] = None,
     field: Annotated[list[str] | None, _SET] = None,
@@ -180,20 +182,32 @@ def estimate(
 
     given = {name: _typed(name, v) for name, v in ctx.params.items() if name in Job.model_fields and v is not None}
     given |= dict(assignment(text) for text in field or ())
-    try:
-        asked = Job(**given) if job is None else _of_file(job, given)
-    except InvalidInputError as error:
-        if job is None:
-            raise
-        raise InvalidInputError(f"{job}: {str(error).removeprefix(f'{job}: ')}") from None
-    found = estimate_job(asked)
+    asked = Job(**given) if job is None else _job_of(job, given)
+    found = estimate_job(asked if prices is None else _priced(asked, prices))
     _write((found.model_dump_json() if as_json else as_text(found, _width())) + "\n")
     if not found.fits:
         raise typer.Exit(DOES_NOT_FIT)
 
 
+def _priced(job: Job, path: Path) -> Job:
+    from moecost.cli_prices import priced
+
+    job, notes, doubts = priced(job, path)
+    for kind, texts in (("note", notes), ("warning", doubts)):
+        for text in texts:
+            _say(kind, text)
+    return job
+
+
+def _job_of(path: Path, given: Mapping[str, Any]) -> Job:
+    """The job of a job file or of a training tool's recipe; what is given wins. Errors name the file."""
+    try:
+        return _of_file(path, given)
+    except InvalidInputError as error:
+        raise InvalidInputError(f"{path}: {str(error).removeprefix(f'{path}: ')}") from None
+
+
 def _of_file(path: Path, given: Mapping[str, Any]) -> Job:
-    """The job of a job file or of a training tool's recipe; what is given wins."""
     from moecost.catalog import read_yaml
     from moecost.job import Job, beside
     from moecost.recipes import RecipeWarning, recipe_tool
@@ -228,6 +242,157 @@ def assignment(text: str) -> tuple[str, Any]:
     if len(found) > 1:
         raise InvalidInputError(f"--set {name}: one value, not several lines")
     return name, found["value"]
+
+
+# --------------------------------------------------------------------------------------------------------- sweep
+_AXIS = typer.Option(
+    "--axis", help="Values of a field, comma separated; may be repeated.", metavar="FIELD=V1,V2,...", show_default=False
+)
+_TABLE = typer.Option("--out", "-o", help="Write all rows here (.parquet, .csv).", metavar="FILE", show_default=False)
+
+
+@app.command(no_args_is_help=True)
+def sweep(
+    job: Annotated[Path | None, _JOB_FILE] = None,
+    axis: Annotated[list[str] | None, _AXIS] = None,
+    field: Annotated[list[str] | None, _SET] = None,
+    out: Annotated[Path | None, _TABLE] = None,
+    as_json: AsJson = False,
+) -> None:
+    """All combinations of some values: how many fit, the cheapest and the fastest, and a table of all rows.
+
+    What the job file says holds for every row; axes and --set win. Exit status 1 where no row fits. --json prints the
+    axes, the counts and the best rows.
+
+    \b
+    moecost sweep job.yaml --axis micro_batch_size=1,2,4 --axis gpu=a40,h100 -o rows.parquet
+    """
+    from moecost import sweeping
+    from moecost.sweep_axes import PLURAL
+    from moecost.sweep_report import as_text
+
+    if out is not None:
+        _check_writable(out, (".parquet", ".csv"), "a table")
+    given = dict(assignment(text) for text in field or ()) | dict(axis_values(text) for text in axis or ())
+    of_job = {} if job is None else _fields_of_file(job, given)
+    named = {name: plural for plural, name in PLURAL.items()}
+    found = sweeping.sweep(**{named.get(name, name): value for name, value in (of_job | given).items()})
+    if out is not None:
+        (found.to_csv if out.suffix.lower() == ".csv" else found.to_parquet)(out)
+    if as_json:
+        _write_json(found.summary())
+    else:
+        _write(as_text(found, _width()) + "\n" + ("" if out is None else f"\nwritten: {out}\n"))
+    if not found["fits"].any():
+        raise typer.Exit(DOES_NOT_FIT)
+
+
+def _fields_of_file(path: Path, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields that a job file or recipe says, those that are given apart."""
+    from moecost.catalog import read_yaml
+    from moecost.job import beside
+    from moecost.recipes import recipe_tool
+
+    content = read_yaml(path)
+    if recipe_tool(content) is not None:
+        first = {name: value[0] if isinstance(value, list) else value for name, value in given.items()}
+        job = _of_file(path, first)
+        content = {name: getattr(job, name) for name in job.model_fields_set}
+    return {name: value for name, value in beside(content, path).items() if name not in given}
+
+
+def axis_values(text: str) -> tuple[str, list[Any]]:
+    """Name and values of `field=v1,v2`; each value is YAML, names of `lora_targets` in one value are divided by `;`.
+
+    >>> axis_values("micro_batch_size=1,2,4"), axis_values("lora_targets=attention,w1;w2")
+    (('micro_batch_size', [1, 2, 4]), ('lora_targets', [['attention'], ['w1', 'w2']]))
+    """
+    from moecost.catalog import parse_yaml
+
+    name, equals, values = text.partition("=")
+    name = name.strip().replace("-", "_")
+    if not equals or not name or not values.strip():
+        raise InvalidInputError(f"--axis {text!r:.80}: write field=value,value, for example --axis gpu=a40,h100")
+    if name == "lora_targets":
+        return name, [value.split(";") for value in values.split(",")]
+    found = parse_yaml(f"value: [{values}]", f"--axis {name}")
+    if len(found) > 1:
+        raise InvalidInputError(f"--axis {name}: values with commas between them, not several lines")
+    return name, found["value"]
+
+
+# --------------------------------------------------------------------------------------------- compare and report
+_JOB_FILES = typer.Argument(metavar="JOB.yaml...", help="Files with jobs, or recipes.", show_default=False)
+_GPUS = typer.Option("--gpu", help="Each job on this GPU; may be repeated.", autocompletion=_names("gpus"),
+                     metavar="TEXT", show_default=False)  # fmt: skip
+_PAGE = typer.Option("--out", "-o", help="The page; else the job's name and .html.", metavar="FILE", show_default=False)
+
+
+@app.command(no_args_is_help=True)
+def compare(
+    jobs: Annotated[list[Path], _JOB_FILES],
+    gpu: Annotated[list[str] | None, _GPUS] = None,
+    field: Annotated[list[str] | None, _SET] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Jobs beside each other, cheapest first; those that lost with the reason why.
+
+    With --gpu, machine and price in a file hold for its own GPU alone; others have the catalogue's.
+
+    \b
+    moecost compare lora.yaml qlora.yaml
+    moecost compare job.yaml --gpu a40 --gpu l40s --gpu h100 --set epochs=3
+    """
+    from moecost.comparing import compare
+    from moecost.comparison_report import as_text
+
+    given = dict(assignment(text) for text in field or ())
+    labels: list[str] = []
+    asked: list[Job] = []
+    for path in jobs:
+        name = path.stem if len({p.stem for p in jobs}) == len(jobs) else str(path)
+        for on in gpu or (None,):
+            asked.append(_job_of(path, given if on is None else _moved(path, on) | given | {"gpu": on}))
+            labels.append(name if on is None else on if len(jobs) == 1 else f"{name} on {on}")
+    found = compare(asked, labels=labels)
+    _write((found.model_dump_json() if as_json else as_text(found, _width())) + "\n")
+    if not found.estimates:
+        raise typer.Exit(DOES_NOT_FIT if any(c.estimate for c in found.candidates) else BAD_INPUT)
+
+
+def _moved(path: Path, gpu: str) -> dict[str, None]:
+    """What a job's file says of its GPU, to be forgotten on another one."""
+    from moecost.catalog import gpu_index, read_yaml
+
+    own = str(read_yaml(path).get("gpu"))
+    known = gpu_index().get(own)
+    same = own == gpu or (known is not None and known == gpu_index().get(gpu))
+    return {} if same else dict.fromkeys(("price", "node", "gpus_per_node"))
+
+
+@app.command(no_args_is_help=True)
+def report(
+    job: Annotated[Path, _JOB_FILE],
+    out: Annotated[Path | None, _PAGE] = None,
+    field: Annotated[list[str] | None, _SET] = None,
+    as_json: AsJson = False,
+) -> None:
+    """A report to hand around: one HTML file with figures, their sources and alternatives.
+
+    \b
+    moecost report job.yaml -o report.html
+    """
+    from moecost.estimation import estimate_job
+    from moecost.page import write_report
+
+    out = Path(f"{job.stem}.html") if out is None else out
+    _check_writable(out, (".html", ".htm"), "a page")
+    asked = _job_of(job, dict(assignment(text) for text in field or ()))
+    found = estimate_job(asked.model_copy(update={"on_oom": "report"}))
+    write_report(out, found, asked)
+    _write((found.model_dump_json() if as_json else f"written: {out}") + "\n")
+    if not found.fits:
+        raise typer.Exit(DOES_NOT_FIT)
 
 
 # ----------------------------------------------------------------------------------------------- measured runs
@@ -288,10 +453,10 @@ def _read_runs(path: Path) -> Runs:
     return runs
 
 
-def _check_writable(path: Path, suffixes: Sequence[str] = ()) -> None:
+def _check_writable(path: Path, suffixes: Sequence[str] = (), what: str = "a calibration") -> None:
     """Before the work is done, so that none is lost."""
     if suffixes and path.suffix.lower() not in suffixes:
-        raise InvalidInputError(f"{path}: the name of a calibration's file must end in {' or '.join(suffixes)}")
+        raise InvalidInputError(f"{path}: the name of {what}'s file must end in {' or '.join(suffixes)}")
     if path.is_dir() or not path.absolute().parent.is_dir():
         raise InvalidInputError(f"{path}: cannot be written: " + ("is a folder" if path.is_dir() else "no such folder"))
 
@@ -412,6 +577,56 @@ def _gpu_cells(row: Mapping[str, Any]) -> list[str]:
         f"{row['num_quotes']}",
         "..".join(dict.fromkeys(date[:7] for date in (row["first_date"], row["last_date"]) if date)),
     ]
+
+
+_FILE = typer.Option("--file", help="A price table of yours, SkyPilot's or gpuhunt's; or a folder or zip of them.",
+                     metavar="PATH", show_default=False)  # fmt: skip
+_SELLER = _option("--provider", "Whose quotes; with --file also who asks, where the file does not say.")
+_LIVE = typer.Option("--live", help="Ask gpuhunt for those of today, over the network.")
+_DATE = _option("--date", "Of the file, where it has none.", metavar="DATE")
+_CURRENCY = _option("--currency", "Of the file's prices, where it does not say.", metavar="CODE")
+_USD_PER = typer.Option("--usd-per", help="Dollars for one of another currency; may be repeated.", metavar="CODE=USD")
+_KEEP = typer.Option("--out", "-o", help="Write the quotes here (.csv).", metavar="FILE", show_default=False)
+
+
+@app.command()
+def prices(
+    filter_: Filter = None,
+    market: Annotated[str | None, _MARKET] = None,
+    provider: Annotated[str | None, _SELLER] = None,
+    file: Annotated[Path | None, _FILE] = None,
+    live: Annotated[bool, _LIVE] = False,
+    date: Annotated[str | None, _DATE] = None,
+    currency: Annotated[str | None, _CURRENCY] = None,
+    usd_per: Annotated[list[str] | None, _USD_PER] = None,
+    out: Annotated[Path | None, _KEEP] = None,
+    as_json: AsJson = False,
+) -> None:
+    """What a GPU-hour costs: low, median and high in dollars, by market and provider.
+
+    n is the number of quotes, oldest the first of their dates. The quotes are those that ship with moecost, those of
+    a file, or those of today. Rows of a file that give no quote are counted with the reason.
+
+    \b
+    moecost prices h100 --market spot
+    moecost prices a100 --file ~/.sky/catalogs/v8
+    moecost estimate job.yaml --prices quotes.csv
+    """
+    from moecost import catalog, cli_prices
+
+    if out is not None:
+        _check_writable(out)
+    index = catalog.gpu_index()
+    gpus = None if filter_ is None else _matching(filter_, index.names, index.other_names(), catalog.gpu_name)
+    book = cli_prices.chosen_book(file, ask=live, gpus=gpus, market=market, provider=provider, date=date,
+                                  currency=currency, usd_per=usd_per or ())  # fmt: skip
+    for text in (*book.dropped_notes(), *book.age_notes()):
+        _say("warning", text)
+    if out is not None:
+        book.save(out)
+    if as_json:
+        return _write_json([cli_prices.as_json(row) for row in book.ranges()])
+    return _write_table(cli_prices.COLUMNS, [cli_prices.cells(row) for row in book.ranges()], cli_prices.NUMBERS)
 
 
 @app.command()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
 from moecost.arrays import FloatLike, as_float
 from moecost.units import HOUR
 
@@ -29,3 +32,22 @@ def cost_usd(*, hours: FloatLike, num_gpus: FloatLike, usd_per_gpu_hour: FloatLi
 def save_seconds(*, saved_bytes: FloatLike, bytes_per_s: FloatLike) -> FloatLike:
     """Time a run waits for one checkpoint. [s]"""
     return saved_bytes / bytes_per_s
+
+
+def pareto_front(*, hours: ArrayLike, cost_usd: ArrayLike) -> NDArray[np.bool_]:
+    """Which of some runs no other beats: none is as quick and cheaper, or as cheap and quicker.
+
+    Parameters
+    ----------
+    hours, cost_usd : one a run. A run with a NaN is not on the front, and beats none.
+
+    >>> pareto_front(hours=[1, 2, 2, 3], cost_usd=[9, 5, 6, 7]).tolist()
+    [True, True, False, False]
+    """
+    points = np.stack([np.ravel(np.asarray(hours, dtype=float)), np.ravel(np.asarray(cost_usd, dtype=float))], axis=1)
+    known = ~np.isnan(points).any(axis=1)
+    front = np.zeros(len(points), dtype=bool)
+    distinct, which = np.unique(points[known], axis=0, return_inverse=True)  # by hours, then cost; equal runs once
+    cheapest_before = np.minimum.accumulate(np.append(np.inf, distinct[:, 1]))[:-1]
+    front[known] = (distinct[:, 1] < cheapest_before)[np.ravel(which)]
+    return front

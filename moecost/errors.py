@@ -54,6 +54,10 @@ class NoPriceError(MoECostError):
     """No quote matches the wish; the message lists the quotes there are."""
 
 
+class WorkerError(MoECostError):
+    """A worker that computes a part of a sweep has failed; the cause is chained."""
+
+
 class FitError(MoECostError):
     """The measurements cannot determine the coefficients that were asked for."""
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from moecost import cost
 from moecost.advice import largest_batch, remedies
+from moecost.arrays import FloatLike
 from moecost.calibration import Calibration
 from moecost.errors import DoesNotFitError, InvalidInputError, OutOfRangeWarning
 from moecost.experts import binomial_variation, experts_touched, load_imbalance, load_variation, normal_quantile
@@ -20,7 +21,7 @@ from moecost.footprint import all_parameters, trained_elements
 from moecost.job import Job
 from moecost.lengths import mean_cut_length
 from moecost.memory import MOMENTS, load_bytes, peak
-from moecost.resolution import Epoch, Resolved, epoch, price, resolve
+from moecost.resolution import Epoch, Resolved, asked, epoch, price, resolve
 from moecost.results import (
     Bound,
     Estimate,
@@ -28,16 +29,16 @@ from moecost.results import (
     Memory,
     OperatorTime,
     Provenance,
+    Roof,
     StepTime,
     Usage,
     Utilization,
 )
+from moecost.schedule import LARGEST_DEFAULT_BATCH, run_saves, run_steps
+from moecost.software import SoftwareProfile
 from moecost.step import PassTimes, StepTimes, step_times
 from moecost.units import GIB
-from moecost.workload import Device, experts_per_token
-
-LARGEST_DEFAULT_BATCH: Final = 1024
-"""Where no batch is given and more than this would fit, this is used: no one tunes with more on one GPU."""
+from moecost.workload import Device, Workload, experts_per_token
 
 
 def estimate(model: Any, gpu: Any = None, **job: Any) -> Estimate:
@@ -87,7 +88,7 @@ def estimate_job(job: Job) -> Estimate:
         notes.append("does not fit: every figure is computed as if it did")
     elif (note := _how_sure(resolved, memory)) is not None:
         notes.append(note)
-    accumulation = _accumulation(resolved, batch)
+    accumulation = int(asked(job).accumulation(batch))
     times = epoch(resolved, batch, accumulation)
     step = step_times(resolved.workload, times.batches, resolved.profile, resolved.coefficients)
     beyond = _beyond_the_evidence(resolved, batch, notes)
@@ -97,55 +98,33 @@ def estimate_job(job: Job) -> Estimate:
 
 def choose_batch(resolved: Resolved, notes: list[str]) -> tuple[int, int]:
     """(micro-batch size, accumulation steps): as the job says, else the largest that fits."""
-    asked = resolved.job.micro_batch_size
-    batch = asked if asked is not None else _batch(resolved, largest_batch(resolved), notes)
-    return batch, _accumulation(resolved, batch)
+    given = resolved.job.micro_batch_size
+    batch = given if given is not None else _batch(resolved, largest_batch(resolved), notes)
+    return batch, int(asked(resolved.job).accumulation(batch))
 
 
 def _batch(resolved: Resolved, largest: int, notes: list[str]) -> int:
-    job, ranks = resolved.job, resolved.data_parallel
-    if job.micro_batch_size is not None:
-        return job.micro_batch_size
-    if job.global_batch_size is not None and job.gradient_accumulation_steps is not None:
-        return _share(job.global_batch_size, ranks * job.gradient_accumulation_steps)
-    if largest < 1:
-        return 1
-    bound = min(-(-int(resolved.rows_per_epoch) // ranks), LARGEST_DEFAULT_BATCH)
-    batch = min(largest, bound)
-    if job.global_batch_size is not None:
-        share = _share(job.global_batch_size, ranks)
-        batch = next(b for b in range(min(batch, share), 0, -1) if share % b == 0)
-    notes.append(
-        f"micro_batch_size={batch}: the largest that fits"
-        if batch == largest
-        else f"micro_batch_size={batch}, although {largest} would fit: bounded by the queries, the global batch "
-        f"or {LARGEST_DEFAULT_BATCH}"
-    )
+    job, said = resolved.job, asked(resolved.job)
+    if job.micro_batch_size is None and not said.is_whole:
+        raise InvalidInputError(_not_whole(job, resolved.data_parallel * (job.gradient_accumulation_steps or 1)))
+    batch = int(said.micro_batch(largest=largest, rows=resolved.rows_per_epoch))
+    fixed = job.global_batch_size is not None and job.gradient_accumulation_steps is not None
+    if job.micro_batch_size is None and not fixed and largest >= 1:
+        notes.append(
+            f"micro_batch_size={batch}: the largest that fits"
+            if batch == largest
+            else f"micro_batch_size={batch}, although {largest} would fit: bounded by the queries, the global batch "
+            f"or {LARGEST_DEFAULT_BATCH}"
+        )
     return batch
 
 
-def _share(global_batch_size: int, parts: int) -> int:
-    """Sequences of the global batch that one GPU sees in one of `parts`."""
-    if global_batch_size % parts:
-        raise InvalidInputError(
-            f"global_batch_size={global_batch_size} cannot be dealt out to {parts} data-parallel GPUs and accumulation "
-            f"steps; use {max(global_batch_size // parts, 1) * parts}"
-        )
-    return global_batch_size // parts
-
-
-def _accumulation(resolved: Resolved, batch: int) -> int:
-    job, at_once = resolved.job, batch * resolved.data_parallel
-    if job.gradient_accumulation_steps is not None:
-        return job.gradient_accumulation_steps
-    if job.global_batch_size is None:
-        return 1
-    if job.global_batch_size % at_once:
-        raise InvalidInputError(
-            f"global_batch_size={job.global_batch_size} is no multiple of micro_batch_size={batch} on "
-            f"{resolved.data_parallel} data-parallel GPUs; use {max(job.global_batch_size // at_once, 1) * at_once}"
-        )
-    return job.global_batch_size // at_once
+def _not_whole(job: Job, parts: int) -> str:
+    batch = job.global_batch_size or 0
+    return (
+        f"global_batch_size={batch} cannot be dealt out to {parts} data-parallel GPUs and accumulation steps; "
+        f"use {max(batch // parts, 1) * parts}"
+    )
 
 
 # ------------------------------------------------------------------------------------------------ memory
@@ -205,15 +184,15 @@ def _estimate(
 ) -> Estimate:
     job, calibration, workload = resolved.job, resolved.calibration, resolved.workload
     seconds = float(step.seconds)
-    steps = max(math.ceil(job.epochs * times.steps - 1e-9), 1)
-    saves = math.ceil(job.epochs - 1e-9) if resolved.profile.run.saves_each_epoch else 0
+    steps = int(run_steps(epochs=job.epochs, steps_an_epoch=times.steps))
     hours = float(
         cost.run_hours(
             steps=steps,
             step_s=seconds,
-            saves=saves,
+            saves=run_saves(epochs=job.epochs, saves_each_epoch=resolved.profile.run.saves_each_epoch),
             save_s=cost.save_seconds(
-                saved_bytes=saved_bytes(resolved), bytes_per_s=resolved.profile.run.save_bytes_per_s
+                saved_bytes=saved_bytes(resolved.workload, resolved.profile),
+                bytes_per_s=resolved.profile.run.save_bytes_per_s,
             ),
             startup_s=resolved.profile.run.startup_s,
         )
@@ -238,6 +217,7 @@ def _estimate(
         step=_step_time(step, workload.device),
         bound=_bound_of_step(step, workload.device),
         utilization=_utilization(step, workload.device),
+        roof=Roof(peak_flops_per_s=peak_flops, bytes_per_s=float(workload.device.bytes_per_s)),
         mfu=flops / (seconds * peak_flops),
         hfu=executed / (seconds * peak_flops),
         memory=memory,
@@ -272,11 +252,10 @@ def _estimate(
     )
 
 
-def saved_bytes(resolved: Resolved) -> float:
+def saved_bytes(workload: Workload, profile: SoftwareProfile) -> FloatLike:
     """Bytes of a checkpoint as the stack writes it: trained weights, and the optimizer's state if it does."""
-    trained, _, width = trained_elements(resolved.workload)
-    state = resolved.workload.recipe.optimizer_bytes if resolved.profile.run.saves_optimizer else 0.0
-    return float(trained) * (width + state)
+    trained, _, width = trained_elements(workload)
+    return trained * (width + (workload.recipe.optimizer_bytes if profile.run.saves_optimizer else 0.0))
 
 
 def _step_time(step: StepTimes, device: Device) -> StepTime:

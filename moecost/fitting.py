@@ -37,6 +37,7 @@ from moecost.errors import FitError, FitWarning, MoECostError, close_matches
 from moecost.estimation import choose_batch, estimate_job, saved_bytes
 from moecost.measurements import SPEED_FIELDS, MeasuredRun
 from moecost.resolution import Epoch, Resolved, epoch, resolve
+from moecost.schedule import run_saves, run_steps
 from moecost.software import SoftwareProfile
 from moecost.step import step_times
 from moecost.units import HOUR
@@ -329,10 +330,12 @@ def _case(run: MeasuredRun, software: str | None) -> Case:
     times = epoch(resolved, *choose_batch(resolved, []))
     whole = run.run_hours is not None and all(getattr(run, f) is None for f in SPEED_FIELDS[:-1])
     habits = resolved.profile.run
-    saves = math.ceil(job.epochs - 1e-9) if habits.saves_each_epoch else 0
-    saving = float(cost.save_seconds(saved_bytes=saved_bytes(resolved), bytes_per_s=habits.save_bytes_per_s))
-    beside = saves * saving + habits.startup_s if whole else 0.0
-    return Case(run, resolved, times, beside, max(math.ceil(job.epochs * times.steps - 1e-9), 1))
+    saves = run_saves(epochs=job.epochs, saves_each_epoch=habits.saves_each_epoch)
+    saved = saved_bytes(resolved.workload, resolved.profile)
+    saving = cost.save_seconds(saved_bytes=saved, bytes_per_s=habits.save_bytes_per_s)
+    beside = float(saves * saving + habits.startup_s) if whole else 0.0
+    steps = int(run_steps(epochs=job.epochs, steps_an_epoch=times.steps))
+    return Case(run, resolved, times, beside, steps)
 
 
 def _held(hold: Mapping[str, float] | Collection[str]) -> dict[str, float | None]:

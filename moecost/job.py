@@ -315,6 +315,11 @@ class Job(Checked, Described):
         warn_of(unknown, path)
         return cls(**dict(job))
 
+    def to_yaml(self) -> str:
+        """The fields that were given, as YAML that `from_yaml` reads back; specs and data sets are written out."""
+        given = self.model_dump(mode="json", include=set(self.model_fields_set), exclude_none=True)
+        return catalog.yaml_text(given)
+
     @property
     def adapts(self) -> bool:
         """Adapters are trained, the model's own weights are frozen."""

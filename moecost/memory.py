@@ -19,7 +19,7 @@ against the same bytes: memory(b) <= capacity < memory(b + 1).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any, Final, Literal, TypeAlias
@@ -144,6 +144,19 @@ def peak(
     """(bytes the driver shows at the fullest moment, bytes of all moments)."""
     at = moments(workload, habits, sequences=sequences, padded_length=padded_length)
     return _largest(at[m].device(habits) for m in MOMENTS), at
+
+
+def shown(at: Mapping[Moment, MemoryParts], habits: MemoryHabits) -> tuple[FloatLike, FloatLike, FloatLike]:
+    """(allocated, reserved, shown by the driver) at the fullest moment, the first of equals. [byte]"""
+    first, *others = (at[moment] for moment in MOMENTS)
+    allocated, reserved, device = first.allocated, first.reserved(habits), first.device(habits)
+    for parts in others:
+        more = parts.device(habits)
+        fuller = more > device
+        allocated = np.where(fuller, parts.allocated, allocated)
+        reserved = np.where(fuller, parts.reserved(habits), reserved)
+        device = np.maximum(more, device)
+    return as_float(allocated), as_float(reserved), as_float(device)
 
 
 def max_micro_batch_size(workload: Workload, habits: MemoryHabits, *, padded_length: FloatLike) -> FloatLike:

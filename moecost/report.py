@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import math
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -130,7 +130,8 @@ class Section:
     sentences: tuple[str, ...] = ()
 
 
-def _sections(e: Estimate) -> Iterator[Section]:
+def sections(e: Estimate) -> Iterator[Section]:
+    """What a report says of an estimate, in its order."""
     yield _asked(e)
     yield _answers(e)
     yield _stages(e)
@@ -167,19 +168,20 @@ def _answers(e: Estimate) -> Section:
             "fits",
             (
                 f"{'yes' if e.fits else 'NO'} ({chance(e.fits_probability)})",
-                _spread(e, "memory.device_gib", "GiB"),
+                spread(e, "memory.device_gib", "GiB"),
                 need,
             ),
         ),
         Row("largest batch", (f"{e.max_micro_batch_size:,}", "", "sequences a GPU a pass")),
-        Row("queries/s", (significant(e.queries_per_second), _spread(e, "queries_per_second"), tokens)),
-        Row("hours", (significant(e.hours), _spread(e, "hours"), _run(e))),
-        Row("dollars", (dollars(e.cost_usd), _spread(e, "cost_usd"), cost)),
+        Row("queries/s", (significant(e.queries_per_second), spread(e, "queries_per_second"), tokens)),
+        Row("hours", (significant(e.hours), spread(e, "hours"), _run(e))),
+        Row("dollars", (dollars(e.cost_usd), spread(e, "cost_usd"), cost)),
     )
     return Section("Answer", "", (("", ">"), (f"{100 * LEVEL:.0f} % interval", "<"), ("", "<")), rows)
 
 
-def _spread(e: Estimate, field: str, unit: str = "") -> str:
+def spread(e: Estimate, field: str, unit: str = "") -> str:
+    """The interval of a figure in words; empty where the figure is not known."""
     low, high = e.interval(field, LEVEL)
     if math.isnan(low):
         return ""
@@ -323,17 +325,21 @@ GAP: Final = 2
 
 def as_text(estimate: Estimate, width: int = WIDTH) -> str:
     """The estimate as plain text of at most `width` columns (and at least `MIN_WIDTH`)."""
+    return sections_as_text(list(sections(estimate)), width)
+
+
+def sections_as_text(found: Sequence[Section], width: int = WIDTH) -> str:
+    """Sections one below the other, their rows' names in one column."""
     width = max(width, MIN_WIDTH)
-    sections = list(_sections(estimate))
-    label = max(len(row.name) for section in sections for row in section.rows)
-    return "\n\n".join("\n".join(_text(section, label, width)) for section in sections)
+    label = max(len(row.name) for section in found for row in section.rows)
+    return "\n\n".join("\n".join(_text(section, label, width)) for section in found)
 
 
 def _text(section: Section, label: int, width: int) -> Iterator[str]:
     head = section.title.upper() + (f": {section.summary}" if section.summary else "")
-    yield from _wrapped(head, width, indent="", hang=" " * INDENT)
+    yield from wrapped(head, width, indent="", hang=" " * INDENT)
     for sentence in section.sentences:
-        yield from _wrapped(sentence, width, indent=" " * INDENT + "- ", hang=" " * (INDENT + 2))
+        yield from wrapped(sentence, width, indent=" " * INDENT + "- ", hang=" " * (INDENT + 2))
     yield from _text_table(section, label, width)
 
 
@@ -349,17 +355,17 @@ def _text_table(section: Section, label: int, width: int) -> Iterator[str]:
         out += " " * GAP
         if section.columns[-1][1] == ">" or row.share is not None:
             out += f"{row.cells[-1]:{section.columns[-1][1]}{sizes[-1]}}" + " " * GAP
-            yield (out + "#" * round(min(BAR, width - len(out)) * _drawn(row.share))).rstrip()
+            yield (out + "#" * round(min(BAR, width - len(out)) * drawn(row.share))).rstrip()
         else:
-            yield from _wrapped(row.cells[-1], width, indent=out, hang=" " * len(out))
+            yield from wrapped(row.cells[-1], width, indent=out, hang=" " * len(out))
 
 
-def _wrapped(text: str, width: int, *, indent: str, hang: str) -> Iterable[str]:
+def wrapped(text: str, width: int, *, indent: str, hang: str) -> Iterable[str]:
     lines = textwrap.wrap(printable(text), width, initial_indent=indent, subsequent_indent=hang, break_on_hyphens=False)
     return [line.rstrip() for line in lines] or [indent.rstrip()]
 
 
-def _drawn(share: float | None) -> float:
+def drawn(share: float | None) -> float:
     """A share as a length of a bar."""
     return 0.0 if share is None or not math.isfinite(share) else min(max(share, 0.0), 1.0)
 
@@ -385,6 +391,13 @@ COLOURS: Final[Mapping[str, str]] = {
     "framework context": "#666666",
 }
 """Okabe and Ito's palette, which colour-blind readers can tell apart. The same part has the same colour everywhere."""
+HATCHES: Final[Mapping[str, str]] = {
+    "attention": "", "mamba": "..", "moe": "//", "mlp": "\\\\", "norm": "xx", "embedding": "++", "head": "--",
+    "optimizer": "||", "other": "",
+    "weights": "", "adapters": "xx", "gradients": "++", "activations": "//", "logits": "--", "buffers": "..",
+    "allocator slack": "", "framework context": "",
+}  # fmt: skip
+"""The same without colour, as Matplotlib names hatches."""
 OTHER_COLOUR: Final = "#999999"
 
 _LINE = "1px solid rgba(128,128,128,0.4)"
@@ -394,14 +407,19 @@ _CELL = "padding:1px 8px;border:0;background:transparent;color:inherit;vertical-
 
 def as_html(estimate: Estimate) -> str:
     """The estimate as one self-contained `<div>`, for notebooks with a light or a dark background."""
-    body = "".join(_html(section) for section in _sections(estimate))
+    return sections_as_html(sections(estimate))
+
+
+def sections_as_html(found: Iterable[Section]) -> str:
+    """Sections as one self-contained `<div>`."""
+    body = "".join(_html(section) for section in found)
     return f'<div style="font-size:13px;line-height:1.4;max-width:64em;color:inherit">{body}</div>'
 
 
 def _html(section: Section) -> str:
-    out = f'<div style="font-weight:600;margin-top:10px;border-bottom:{_LINE}">{_escaped(section.title)}</div>'
+    out = f'<div style="font-weight:600;margin-top:10px;border-bottom:{_LINE}">{escaped(section.title)}</div>'
     if section.summary:
-        out += f'<div style="margin:2px 0">{_escaped(section.summary)}</div>'
+        out += f'<div style="margin:2px 0">{escaped(section.summary)}</div>'
     out += _html_bar(section)
     if section.rows:
         head = "".join(_html_cell(name, align, "th") for name, align in (("", "<"), *section.columns))
@@ -409,7 +427,7 @@ def _html(section: Section) -> str:
         body = "".join(_html_row(section, row) for row in section.rows)
         out += f'<table style="{_TABLE}">{head}{body}</table>'
     if section.sentences:
-        items = "".join(f"<li>{_escaped(sentence)}</li>" for sentence in section.sentences)
+        items = "".join(f"<li>{escaped(sentence)}</li>" for sentence in section.sentences)
         out += f'<ul style="margin:2px 0;padding-left:20px">{items}</ul>'
     return out
 
@@ -425,12 +443,12 @@ def _html_name(row: Row) -> str:
     if row.part and row.share is not None:
         colour = COLOURS.get(row.name, OTHER_COLOUR)
         swatch = f'<span style="display:inline-block;width:9px;height:9px;margin-right:6px;background:{colour}"></span>'
-    return f'<td style="{_CELL};text-align:left;white-space:nowrap">{swatch}{_escaped(row.name)}</td>'
+    return f'<td style="{_CELL};text-align:left;white-space:nowrap">{swatch}{escaped(row.name)}</td>'
 
 
 def _html_cell(text: str, align: str, tag: Literal["td", "th"] = "td") -> str:
     side = "right" if align == ">" else "left"
-    return f'<{tag} style="{_CELL};text-align:{side}">{_escaped(text)}</{tag}>'
+    return f'<{tag} style="{_CELL};text-align:{side}">{escaped(text)}</{tag}>'
 
 
 def _html_bar(section: Section) -> str:
@@ -438,18 +456,19 @@ def _html_bar(section: Section) -> str:
     parts = [row for row in section.rows if row.part and row.share is not None]
     if not parts:
         return ""
-    whole = max(1.0, sum(_drawn(row.share) for row in parts))
+    whole = max(1.0, sum(drawn(row.share) for row in parts))
     inner = "".join(
-        f'<span title="{_escaped(f"{row.name} {row.cells[1]}")}" style="display:inline-block;height:12px;'
-        f'width:{100 * _drawn(row.share) / whole:.3f}%;background:{COLOURS.get(row.name, OTHER_COLOUR)}"></span>'
+        f'<span title="{escaped(f"{row.name} {row.cells[1]}")}" style="display:inline-block;height:12px;'
+        f'width:{100 * drawn(row.share) / whole:.3f}%;background:{COLOURS.get(row.name, OTHER_COLOUR)}"></span>'
         for row in parts
     )
-    said = _escaped(f"{section.title}: " + ", ".join(f"{row.name} {row.cells[1]}" for row in parts))
+    said = escaped(f"{section.title}: " + ", ".join(f"{row.name} {row.cells[1]}" for row in parts))
     return (
         f'<div role="img" aria-label="{said}" style="display:flex;height:12px;max-width:36em;margin:4px 0;'
         f'border:{_LINE}">{inner}</div>'
     )
 
 
-def _escaped(text: str) -> str:
+def escaped(text: str) -> str:
+    """Text for the inside of an element or an attribute: nothing of it is markup."""
     return html.escape(printable(text), quote=True)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import difflib
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from moecost import catalog
 from moecost.adaptation import Adaptation, adapt
 from moecost.architecture import ModelSpec
+from moecost.arrays import FloatLike
 from moecost.calibration import Calibration
 from moecost.coefficients import Coefficients
 from moecost.dataset_spec import DatasetSpec
@@ -19,12 +20,12 @@ from moecost.errors import InvalidInputError, UnsupportedError
 from moecost.hub.reader import text_config
 from moecost.job import Job
 from moecost.lengths import LengthDistribution, Padding, mean_cut_length, padded_batch, worst_padded_length
+from moecost.schedule import Asked, schedule
 from moecost.software import SoftwareProfile
 from moecost.specs import GPUSpec, NodeSpec, PriceQuote
 from moecost.storage import COMPUTE_BYTES, OPTIMIZERS, WEIGHT_FORMATS
 from moecost.workload import Attention, Batches, Device, Layout, Recipe, Workload
 
-DEFAULT_QUERIES: Final = 1000
 SLIP: Final = 0.8
 """Likeness at which an unknown name is taken for a slip of the pen, not for kernels that moecost does not know."""
 
@@ -92,16 +93,20 @@ def epoch(resolved: Resolved, micro_batch_size: int, accumulation: int) -> Epoch
     once a step, after which the sums of its micro-batches differ less, by the square root of their number.
     """
     rows = float(np.ceil(resolved.rows_per_epoch / resolved.workload.layout.data_parallel))
-    full, rest = divmod(rows, micro_batch_size)
-    parts = [_one(resolved, micro_batch_size, full)] if full else []
-    parts += [_one(resolved, int(rest), 1.0)] if rest else []
+    found = schedule(rows=rows, micro_batch_size=micro_batch_size, accumulation=accumulation)
+    parts = [_one(resolved, micro_batch_size, float(found.full))] if found.full else []
+    parts += [_one(resolved, int(found.rest), 1.0)] if found.rest else []
     sequences, lengths, weights, slowest = (np.concatenate(column) for column in zip(*parts, strict=True))
-    micro_batches = full + (rest > 0)
-    steps = float(np.ceil(micro_batches / accumulation))
-    p, per_step, layout = weights / micro_batches, micro_batches / steps, resolved.workload.layout
-    waited = p + (slowest / micro_batches - p) / (1.0 if layout.zero_stage >= 3 else np.sqrt(per_step))
+    micro_batches, per_step, layout = float(found.micro_batches), found.per_step, resolved.workload.layout
+    p = weights / micro_batches
+    waited = waited_for(p, slowest / micro_batches, per_step=per_step, layout=layout)
     batches = Batches(sequences, lengths, p, per_step, slowest=waited if layout.data_parallel > 1 else None)
-    return Epoch(batches, float(micro_batches), steps)
+    return Epoch(batches, micro_batches, float(found.steps))
+
+
+def waited_for(probability: FloatLike, slowest: FloatLike, *, per_step: FloatLike, layout: Layout) -> FloatLike:
+    """Probability of the batch that all GPUs wait for; `slowest` is that of the longest of one micro-batch on each."""
+    return probability + (slowest - probability) / (1.0 if layout.zero_stage >= 3 else np.sqrt(per_step))
 
 
 def _one(resolved: Resolved, size: int, count: float) -> tuple[np.ndarray[tuple[int], np.dtype[np.float64]], ...]:
@@ -113,8 +118,14 @@ def _one(resolved: Resolved, size: int, count: float) -> tuple[np.ndarray[tuple[
         multiple=resolved.padding_multiple,
     )
     p = found.probability
-    slowest = np.diff(np.cumsum(p) ** resolved.workload.layout.data_parallel, prepend=0.0)
+    slowest = longest_of(p, num_gpus=resolved.workload.layout.data_parallel)
     return np.full(found.padded_length.shape, float(size)), found.padded_length, p * count, slowest * count
+
+
+def longest_of(probability: NDArray[np.float64], *, num_gpus: FloatLike) -> NDArray[np.float64]:
+    """Probability of the longest batch of `num_gpus`, over lengths that ascend along the last axis."""
+    found: NDArray[np.float64] = np.diff(np.cumsum(probability, axis=-1) ** num_gpus, prepend=0.0)
+    return found
 
 
 def resolve(job: Job) -> Resolved:
@@ -293,15 +304,7 @@ def _profile(job: Job, model: ModelSpec, notes: list[str]) -> SoftwareProfile:
 
 
 def _model(job: Job, notes: list[str]) -> ModelSpec:
-    asked = job.model
-    if isinstance(asked, ModelSpec):
-        model = asked
-    elif isinstance(asked, dict):
-        model = ModelSpec.from_hf(asked)
-    elif str(asked).lower().endswith(".json"):
-        model = ModelSpec.from_hf(Path(asked))
-    else:
-        model = ModelSpec.load(asked)
+    model = ModelSpec.load(job.model)
     if job.model_overrides:
         model = model.with_overrides(job.model_overrides)
     notes += model.notes
@@ -335,7 +338,7 @@ def _data(
 ) -> tuple[DatasetSpec | None, LengthDistribution, int, Padding, int]:
     if job.dataset is None:
         assert job.sequence_length is not None  # Job has checked it
-        queries = job.num_queries or _whole_steps(job)
+        queries = job.num_queries or int(asked(job).whole_steps)
         if job.num_queries is None:
             notes.append(f"num_queries was not given: {queries:,} assumed")
         padding: Padding = job.padding or "max_length"
@@ -353,12 +356,15 @@ def _data(
     return dataset, lengths, sequence_length, job.padding or "longest", job.num_queries or dataset.num_queries
 
 
-def _whole_steps(job: Job) -> int:
-    """Queries of the fewest whole steps that are `DEFAULT_QUERIES` or more."""
-    a_step = job.asked_global_batch_size
-    if a_step is None:  # whatever fits; of one sequence a micro-batch, whole steps still come out
-        a_step = max(job.data_parallel_size, 1) * (job.gradient_accumulation_steps or 1)
-    return -(-DEFAULT_QUERIES // a_step) * a_step
+def asked(job: Job) -> Asked:
+    """What the job says of its batches."""
+    return Asked(
+        job.micro_batch_size,
+        job.gradient_accumulation_steps,
+        job.global_batch_size,
+        max(job.data_parallel_size, 1),
+        job.pipeline_parallel_size,
+    )
 
 
 def _beyond_positions(model: ModelSpec, longest: int) -> list[str]:
@@ -424,7 +430,7 @@ def _recipe(job: Job, profile: SoftwareProfile, layout: Layout, notes: list[str]
         recompute=1.0 if checkpointing == "full" else 0.0,
         trains_all=not job.adapts,
         attention="flash" if checkpointing == "selective" else attention,
-        gradient_accumulation_steps=_likely_accumulation(job),
+        gradient_accumulation_steps=float(asked(job).likely_accumulation),
         decomposes_weights=job.method == "dora",
         balanced=bool(job.forced_balance),
         optimizer_copies=optimizer.element_bytes is None and optimizer.states > 0 and not paged,
@@ -433,16 +439,6 @@ def _recipe(job: Job, profile: SoftwareProfile, layout: Layout, notes: list[str]
             profile.memory.quantized_stream_bytes if held.quantized and layout.zero_stage < 3 else float(compute)
         ),
     )
-
-
-def _likely_accumulation(job: Job) -> float:
-    """Micro-batches a step, as far as the job says; where a global batch leaves it open enough that gradients pile up
-    and a pipeline is full."""
-    if job.gradient_accumulation_steps is not None or job.global_batch_size is None:
-        return float(job.gradient_accumulation_steps or 1)
-    if job.micro_batch_size is None:
-        return float(max(job.pipeline_parallel_size, 2))
-    return max(job.global_batch_size / job.data_parallel_size / job.micro_batch_size, 1.0)
 
 
 def _device(job: Job, gpu: GPUSpec, notes: list[str]) -> Device:

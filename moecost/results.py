@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Annotated, Any, Final, Literal
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field, computed_field, model_validator
 
 from moecost.errors import InvalidInputError, close_matches
 from moecost.field_docs import Described
 from moecost.specs import PriceQuote
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from moecost.job import Job
 
 Bound = Literal["compute", "memory", "host", "communication"]
 Dollars = Annotated[float, BeforeValidator(lambda value: math.nan if value is None else value)]
@@ -96,6 +103,15 @@ class Memory(_Result):
         return dict(sorted(found.items(), key=lambda item: -item[1]))
 
 
+class Roof(_Result):
+    """What one GPU can reach at most: the two roofs of a roofline."""
+
+    peak_flops_per_s: float
+    """Dense peak of the compute type. [FLOP/s]"""
+    bytes_per_s: float
+    """Bandwidth of device memory. [byte/s]"""
+
+
 class Experts(_Result):
     """Routing of a mean micro-batch, in the layers with the most experts."""
 
@@ -148,6 +164,8 @@ class Estimate(_Result):
     """What takes most of the step."""
     utilization: Utilization
     """Use of SMs and memory bandwidth while kernels run. [0..1]"""
+    roof: Roof
+    """Peak rate and bandwidth of one GPU."""
     mfu: float
     """Model FLOPs (without recompute) over the dense peak. [0..1]"""
     hfu: float
@@ -240,6 +258,24 @@ class Estimate(_Result):
         sd = self.log_sd_memory if root == "memory" else self.log_sd_time if root in _TIME_ROOTS else 0.0
         factor = math.exp(sd * float(normal_quantile(min(0.5 + level / 2, 1.0 - 1e-16))))
         return float(value) / factor, float(value) * factor
+
+    def plot(self, ax: Sequence[Axes] | None = None) -> Figure:
+        """Where time and memory go, as a Matplotlib figure (extra `[plot]`); `ax`: two axes to draw on."""
+        from moecost.plotting import overview
+
+        return overview(self, ax)
+
+    def plot_roofline(self, ax: Axes | None = None) -> Axes:
+        """Kernels of a step under the roof of the GPU, on Matplotlib axes (extra `[plot]`)."""
+        from moecost.plotting import roofline
+
+        return roofline(self, ax)
+
+    def to_html(self, path: str | Path, job: Job | None = None) -> None:
+        """Write a report to hand around, one HTML file; with the `job`, it has alternatives and the job's file too."""
+        from moecost.page import write_report
+
+        write_report(path, self, job)
 
     def __str__(self) -> str:
         from moecost.report import as_text

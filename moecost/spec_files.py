@@ -5,6 +5,7 @@ The lower half of `moecost.catalog`, which offers these functions as its own.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import stat
@@ -45,6 +46,62 @@ def read_text(path: str | Path) -> str:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise InvalidInputError(f"{path}: is not UTF-8 text ({error.reason} at byte {error.start})") from error
+
+
+def write_text(path: str | Path, text: str) -> None:
+    """Write a text file as `write_whole` does."""
+    write_whole(path, lambda part: part.write_text(text, encoding="utf-8"))
+
+
+def write_whole(path: str | Path, write: Callable[[Path], object]) -> None:
+    """Write a file all at once: a reader sees the whole of it or none, and what was there stays on failure.
+
+    Parameters
+    ----------
+    path : of the file.
+    write : writes all of it to the path it is given, beside the other.
+
+    Raises
+    ------
+    InvalidInputError : it cannot be written; the message says why.
+    """
+    whole = Path(path)
+    part = whole.with_name(f".{whole.name}.part") if whole.name else whole
+    try:
+        write(part)
+        os.replace(part, whole)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise InvalidInputError(f"{path}: cannot be written: {reason}") from None
+    finally:
+        with contextlib.suppress(OSError, ValueError):
+            part.unlink(missing_ok=True)
+
+
+class _PlainDumper(yaml.SafeDumper):
+    """Writes values out where they occur again: `parse_yaml` takes no aliases."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+    def represent_str(self, data: str) -> Any:
+        """In quotes where `parse_yaml` would take it for a number, which PyYAML does not."""
+        number = _INT.match(data) or _FLOAT.match(data)
+        return self.represent_scalar("tag:yaml.org,2002:str", data, style="'" if number else None)
+
+
+_PlainDumper.add_representer(str, _PlainDumper.represent_str)
+
+
+def yaml_text(fields: Mapping[str, Any]) -> str:
+    """Plain data as YAML that `parse_yaml` reads back as it was.
+
+    >>> yaml_text({"lora_targets": ["w1", "w2"], "price": 0.79})
+    'lora_targets: [w1, w2]\\nprice: 0.79\\n'
+    """
+    return yaml.dump(
+        dict(fields), Dumper=_PlainDumper, sort_keys=False, allow_unicode=True, default_flow_style=None, width=100
+    )
 
 
 def read_yaml(path: str | Path) -> dict[str, Any]:

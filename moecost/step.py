@@ -9,7 +9,7 @@ with the GPU inside each block, else the two overlap in a power mean. Means are 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -22,8 +22,8 @@ from moecost.communication import pipeline_stretch
 from moecost.footprint import trained_elements, trained_per_gpu
 from moecost.operators import NOTHING, Operator, Work, operators
 from moecost.roofline import smooth_maximum
-from moecost.software import SoftwareProfile
-from moecost.workload import Batches, Workload
+from moecost.software import HostWork, SoftwareProfile
+from moecost.workload import Batches, Device, Layout, Workload
 
 HOST_STEP_S: Final = 2.0e-9
 """Time of the host's AdamW a trained weight: 28 bytes at about 14 GB/s, which vectorized CPU optimizers reach. [s]"""
@@ -89,15 +89,9 @@ def step_times(workload: Workload, batches: Batches, profile: SoftwareProfile, c
     """Time of one optimizer step, averaged over the distribution of its batches. [s]"""
     recipe, host = workload.recipe, profile.host
     ops = operators(workload, batches, profile, coefficients)
-    forward_exponent = 1.0 if host.synchronises else host.overlap_exponent
-    layout = workload.layout
-    stretch = pipeline_stretch(
-        stages=layout.pipeline_parallel, micro_batches=batches.per_step, virtual_stages=layout.virtual_pipeline
-    )
-    counts = _of_step(batches.per_step / layout.pipeline_parallel)
-    times = counts * _of_step(stretch)
-
-    beside = SLOW_STREAM_EXPONENT if workload.device.link_is_pcie else STREAM_EXPONENT
+    forward_exponent = _forward_exponent(host)
+    counts, times = (_of_step(n) for n in passes_of_a_step(workload.layout, batches.per_step))
+    beside = _stream_exponent(workload.device)
     first = _table([op.forward for op in ops], batches, coefficients)
     last = _table([op.backward for op in ops], batches, coefficients)
     plain = _over(first[:7], batches.probability)
@@ -121,6 +115,84 @@ def step_times(workload: Workload, batches: Batches, profile: SoftwareProfile, c
         optimizer=_of_step(optimizer),
         other=_of_step(clip) + profile.run.step_overhead_s,
     )
+
+
+def passes_of_a_step(layout: Layout, per_step: FloatLike) -> tuple[FloatLike, FloatLike]:
+    """(micro-batches that one stage of a pipeline runs a step, micro-batch times that it takes, bubble included)."""
+    stretch = pipeline_stretch(
+        stages=layout.pipeline_parallel, micro_batches=per_step, virtual_stages=layout.virtual_pipeline
+    )
+    counts = per_step / layout.pipeline_parallel
+    return counts, counts * stretch
+
+
+def micro_batch_seconds(
+    workload: Workload, batches: Batches, profile: SoftwareProfile, coefficients: Coefficients
+) -> FloatLike:
+    """Time of all passes of one micro-batch, the mean of a distribution: `step_times` without its breakdown. [s]
+
+    What each operator adds is summed up in the shape it has, so that a million configurations that share most of
+    their operators cost little more than these.
+    """
+    recipe, host = workload.recipe, profile.host
+    ops = operators(workload, batches, profile, coefficients)
+    beside, launch_s = _stream_exponent(workload.device), coefficients.launch_s
+
+    def seconds(works: Sequence[Work], exponent: float) -> FloatLike:
+        return _total(_summed(works, launch_s), batches, exponent, beside)
+
+    forward_exponent = _forward_exponent(host)
+    total = seconds([op.forward for op in ops], forward_exponent)
+    total = total + seconds([op.backward for op in ops], host.overlap_exponent)
+    if recipe.recompute:
+        total = total + recipe.recompute * seconds([op.forward for op in ops if op.recomputed], forward_exponent)
+    return total
+
+
+def _forward_exponent(host: HostWork) -> float:
+    """Of the power mean of host and GPU time in the forward pass: 1 where the stack waits for the GPU in each block."""
+    return 1.0 if host.synchronises else host.overlap_exponent
+
+
+def _stream_exponent(device: Device) -> float:
+    return SLOW_STREAM_EXPONENT if device.link_is_pcie else STREAM_EXPONENT
+
+
+def _summed(works: Sequence[Work], launch_s: FloatLike) -> tuple[FloatLike, FloatLike, FloatLike, FloatLike]:
+    """GPU time, host work, exposed and overlapped transfers of all operators. [s]"""
+    done = [work for work in works if work is not NOTHING]
+    return (
+        _sum(work.seconds for work in done),
+        _sum(work.host * launch_s + work.host_s for work in done),
+        _sum(work.wire for work in done if work.wire is not None),
+        _sum(work.stream for work in done if work.stream is not None),
+    )
+
+
+def _sum(values: Iterable[FloatLike]) -> FloatLike:
+    """Small arrays first: they broadcast to the large ones once."""
+    return sum(sorted(values, key=np.size), start=0.0)
+
+
+def _total(
+    summed: tuple[FloatLike, FloatLike, FloatLike, FloatLike], batches: Batches, exponent: float, beside: float
+) -> FloatLike:
+    """Mean over the batches of one pass: GPU and host combined, what transfers add, waiting for the slowest GPU."""
+    gpu, host, wire, stream = summed
+    busy = smooth_maximum(gpu, host, exponent)
+    seconds = busy + wire
+    if np.any(stream):
+        seconds = seconds + (smooth_maximum(busy, stream, beside) - busy)
+    total = _mean_of(seconds, batches.probability)
+    if batches.slowest is not None:
+        total = total + _mean_of(busy, batches.slowest - batches.probability)
+    return total
+
+
+def _mean_of(values: FloatLike, weights: FloatLike) -> FloatLike:
+    """Weighted sum along the last axis; a single point needs none."""
+    weighted = np.asarray(values * weights)
+    return as_float(weighted[..., 0] if weighted.shape[-1] == 1 else weighted.sum(axis=-1))
 
 
 def _of_step(value: FloatLike) -> FloatLike:

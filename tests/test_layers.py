@@ -30,6 +30,7 @@ LAYERS: list[list[str]] = [
         "communication",
         "cost",
         "workload",
+        "schedule",
         "published",
         "scaling_laws",
         "interruptions",
@@ -43,10 +44,22 @@ LAYERS: list[list[str]] = [
     ["software", "dataset_spec", "architecture", "calibration"],
     ["adaptation", "footprint", "operators", "step", "memory"],
     ["job", "topology", "results", "resolution", "advice", "estimation"],
-    ["prices", "READERS"],
-    ["fitting", "validation_report", "validation", "sweeping", "planning", "accuracy", "equivalents"],
-    ["report", "plotting", "probe"],
-    ["cli", "__main__"],
+    [
+        "prices.rows",
+        "prices.names",
+        "prices.tables",
+        "prices.own",
+        "prices.skypilot",
+        "prices.gpuhunt_tables",
+        "prices.book",
+        "prices.gpuhunt_live",
+        "prices",
+        "READERS",
+    ],
+    ["progress", "sweep_axes", "sweep_figures", "sweep_blocks", "sweep_files", "sweeping"],
+    ["fitting", "validation_report", "validation", "comparing", "planning", "accuracy", "equivalents"],
+    ["report", "comparison_report", "sweep_report", "plotting", "page", "probe"],
+    ["cli_prices", "cli", "__main__"],
     ["__init__"],
 ]
 ORDER = [name for layer in LAYERS for name in layer]
@@ -58,7 +71,8 @@ FORMULAS = frozenset(
     {
         *("units", "arrays", "coefficients", "quantities", "storage", "lengths", "roofline", "experts"),
         *("communication", "cost", "workload", "components", "parameters", "flops", "operators", "step", "memory"),
-        *("adaptation", "footprint", "validity", "scaling_laws", "interruptions", "hierarchy", "serving", "preference"),
+        *("adaptation", "footprint", "schedule"),
+        *("validity", "scaling_laws", "interruptions", "hierarchy", "serving", "preference"),
     }
 )
 PROFILE_READERS = frozenset({"operators", "step", "memory", "adaptation"})
@@ -69,14 +83,18 @@ UPWARD = frozenset(
     {
         ("specs", "catalog"),
         ("architecture", "software"),
-        ("results", "report"),
+        *(("results", name) for name in ("report", "plotting", "page")),
+        *(("comparing", name) for name in ("comparison_report", "plotting")),
+        ("sweeping", "sweep_report"),
         ("job", "recipes"),
     }
 )
 LAZY = {
     "scipy": {"fitting", "published"},
     "matplotlib": {"plotting", "validation_report"},
-    "pandas": {"sweeping", "planning"},
+    "pandas": {"sweep_files", "comparing", "planning"},
+    "pyarrow": {"sweep_files"},
+    "gpuhunt": {"prices.gpuhunt_live"},
 }
 """Heavy packages, who may import them, and only inside of functions."""
 AT_THE_TOP = {
@@ -219,12 +237,17 @@ def test_few_modules_read_files_or_the_command_line(package: str) -> None:
     assert not wrong, wrong
 
 
+PRESENTATION = ("cli", "report", "comparison_report", "sweep_report", "plotting", "page")
+
+
 def test_the_library_knows_nothing_of_its_presentation() -> None:
-    """`results` prints itself through `report`, inside of its methods; the command line stands above all."""
-    users = {(i.by, i.what[1:], i.inside_a_function) for i in imports() if i.what in (".cli", ".report", ".plotting")}
-    below = {u for u in users if u[0] not in ("cli", "__main__", "plotting", "__init__", "report")}
-    assert below <= {("results", "report", True)}
-    assert not any(i.what.split(".")[0] in ONLY_CLI for i in imports() if i.by not in ("cli", "__main__", "report"))
+    """Results print and draw themselves, inside of their methods; the command line stands above all."""
+    users = {(i.by, i.what[1:], i.inside_a_function) for i in imports() if i.what[1:] in PRESENTATION}
+    below = {u for u in users if u[0] not in (*PRESENTATION, "__main__", "__init__")}
+    assert all((by, what) in UPWARD and inside for by, what, inside in below)
+    assert not any(
+        i.what.split(".")[0] in ONLY_CLI for i in imports() if i.by not in ("cli", "__main__", "report", "progress")
+    )
 
 
 def test_estimation_does_not_know_of_fitting() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-from pathlib import Path
 
 import pytest
 
@@ -80,31 +79,3 @@ def test_a_bare_price_is_a_quote() -> None:
     quote = PriceQuote(usd_per_gpu_hour=0.5, gpu_count=4)
     assert (quote.usd_per_hour_instance, quote.market, quote.date) == (2.0, "on_demand", "undated")
     assert PriceQuote.model_validate({"usd_per_hour_instance": 8.0, "gpu_count": 8}).usd_per_gpu_hour == 1.0
-
-
-def test_quotes_of_your_own(tmp_path: Path) -> None:
-    file = tmp_path / "prices.csv"
-    file.write_text("# ours\ngpu,usd_per_hour_instance,gpu_count,market\na40,3.2,8,reserved\n", encoding="utf-8")
-    (quote,) = catalog.read_quotes(file)
-    assert (quote.usd_per_gpu_hour, quote.market, quote.gpu) == (0.4, "reserved", "a40")
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("gpu,usd_per_gpu_hour\na40,free\n", r"line 2: usd_per_gpu_hour must be a number \(it is 'free'\)"),
-        ("gpu,usd_per_gpu_hour\na40,-1\n", r"line 2: usd_per_gpu_hour: input should be greater than 0"),
-        ("gpu,usd_per_gpu_hour\na40,nan\n", r"line 2: usd_per_gpu_hour"),
-        ("gpu,usd_per_gpu_hour\na40\n", r"line 2: 1 cells, not 2"),
-        ("gpu,gpu\na40,a40\n", r"a column occurs twice"),
-        ("gpu,market\na40,spot\n", r"line 2: usd_per_gpu_hour is missing"),
-        ("gpu,usd_per_gpu_hour,date\na40,1,soon\n", r"line 2: date"),
-        ("gpu,usd_per_gpu_hour,colour\na40,1,red\n", r"line 2: colour is not a field"),
-        ("gpu,usd_per_hour_instance,gpu_count\na40,1,0\n", r"line 2: .*gpu_count"),
-    ],
-)
-def test_bad_price_files(tmp_path: Path, text: str, message: str) -> None:
-    file = tmp_path / "prices.csv"
-    file.write_text(text, encoding="utf-8")
-    with pytest.raises(InvalidInputError, match=message):
-        catalog.read_quotes(file)
