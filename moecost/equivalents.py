@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Final
 
+from moecost import parameters
 from moecost.architecture import ModelSpec
 from moecost.errors import InvalidInputError, UnsupportedError
 from moecost.estimation import estimate_job
@@ -37,7 +39,7 @@ def sizes(model: ModelSpec) -> Sizes:
     """What the scaling laws count of a model: of layers that differ, the experts of those with the most.
 
     >>> found = sizes(ModelSpec.load("mixtral-8x7b"))
-    >>> found.expansion, round(found.active / 1e9, 2)
+    >>> float(found.expansion), round(found.active / 1e9, 2)
     (4.0, 12.88)
     """
     parts = model.parameters_by_part
@@ -176,10 +178,25 @@ def _batch_of(target: Estimate) -> dict[str, Any]:
 
 
 def _as_dense(job: Job, target: Estimate) -> Job:
-    """The same run of a dense model: without what only mixtures have, adapters on all its linear layers."""
-    names = {} if not job.adapts else {"lora_targets": ("all-linear",)}
+    """The same run of a dense model: without what only mixtures have, adapters where the mixture has them."""
+    names = {"lora_targets": _dense_targets(job)} if job.adapts else {}
     without = dict.fromkeys(OF_MIXTURES) | {"expert_parallel_size": 1, "model_overrides": None}
     return job.model_copy(update=without | _batch_of(target) | names)
+
+
+def _dense_targets(job: Job) -> tuple[str, ...]:
+    """Llama's names of the modules that the mixture adapts: a feed-forward's for its experts, none for its router."""
+    if set(job.lora_targets) & {"all-linear"}:
+        return job.lora_targets
+    matched = parameters.match_targets(_spec(job).shape, job.lora_targets, experts_as_modules=True)
+    kernels = {m.kernel if m.part == "attn" else m.kernel.split(".")[-1] for _, m, _ in matched.matrices}
+    names = tuple(name for kernel, name in LLAMA_MODULES.items() if kernel in kernels)
+    return names or ("all-linear",)
+
+
+LLAMA_MODULES: Final[Mapping[str, str]] = MappingProxyType(
+    {f"attention.{x}": f"{x}_proj" for x in "qkvo"} | {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
+)
 
 
 def _llama(

@@ -32,6 +32,7 @@ TRAINING: dict[str, Any] = {
 TUNING: dict[str, Any] = {
     "model": "mixtral-8x7b", "gpu": "h100-80gb-sxm", "method": "qlora", "sequence_length": 1024, "micro_batch_size": 8,
     "software": "hf-peft", "lora_targets": ["w1", "w2", "w3", "gate"], "price": 2.0,
+    "gradient_checkpointing": "full",
 }  # fmt: skip
 JOBS = [TRAINING, TUNING]
 
@@ -198,10 +199,10 @@ def test_budgets_that_make_no_sense() -> None:
 
 # ---------------------------------------------------------------------------------------------------- published pairs
 def test_megatrons_mixtral_lies_between_its_llamas() -> None:
-    """FlagPerf, H100, bf16: tokens a second and GPU of Llama-3-8B, Mixtral-8x7B and Llama-3-70B, 8,103, 2,844 and 851."""
+    """FlagPerf, H100, bf16, Megatron: 8,103 tokens a second and GPU for Llama-3-8B, 2,844 Mixtral-8x7B, 851 for 70B."""
     wanted = ("meta-llama/Meta-Llama-3-8B", "mistralai/Mixtral-8x7B-v0.1", "meta-llama/Meta-Llama-3-70B")
     runs = {
-        run.job.model: run for run in public_runs()
+        run.job.model: run for run in public_runs("multi")
         if run.source_key == "flagperf" and run.job.gpu == "h100-80gb-sxm" and run.job.compute_dtype == "bf16"
         and run.job.num_gpus in (8, 32, 64) and run.job.model in wanted
     }  # fmt: skip
@@ -217,18 +218,27 @@ def test_megatrons_mixtral_lies_between_its_llamas() -> None:
     assert predicted == sorted(predicted, reverse=True)
 
 
-def test_axlearns_dense_models_order() -> None:
-    """AXLearn, arXiv:2507.05411, one H100 machine-hour: of Fuji-7B and Honeycrisp-85M, and Fuji-7B over Fuji-70B on
-    TPUs; whatever pair of one GPU kind was measured 1.5 times apart a GPU is predicted in the same order."""
-    speeds = []
-    for run in public_runs():
-        if run.source_key == "axlearn" and run.tokens_per_second:
-            e = estimate_job(run.job.model_copy(update={"on_oom": "report"}))
-            n = run.job.num_gpus
-            speeds.append((run.job.gpu, run.tokens_per_second / n, e.padded_tokens_per_second / n))
-    pairs = [(a, b) for a in speeds for b in speeds if a[0] == b[0] and a[1] > 1.5 * b[1]]
-    assert len(pairs) >= 10
-    assert all(a[2] > b[2] for a, b in pairs)
+def test_mixtures_and_dense_models_of_one_source_order() -> None:
+    """All pairs of a mixture and a dense model that one source measured on one GPU kind, number format and length, 1.35
+    times apart a GPU: at least 95 % are predicted in their order. Grok-1 against Llama-3.1-70B is not."""
+    found: dict[tuple[Any, ...], list[tuple[bool, float, float]]] = {}
+    for run in public_runs("multi"):
+        if run.tokens_per_second is None or run.source_key not in ("dgxc", "mbridge", "simumax", "flagperf"):
+            continue
+        e = estimate_job(run.job.model_copy(update={"on_oom": "report"}))
+        key = (run.source_key, run.job.gpu, run.job.compute_dtype, run.job.sequence_length)
+        gpus = run.job.num_gpus
+        speeds = (e.experts is not None, run.tokens_per_second / gpus, e.padded_tokens_per_second / gpus)
+        found.setdefault(key, []).append(speeds)
+    pairs = [
+        (a[1] > b[1], a[2] > b[2])
+        for runs in found.values() for a in runs for b in runs
+        if a[0] and not b[0] and abs(math.log(a[1] / b[1])) > 0.3
+    ]  # fmt: skip
+    right = sum(measured == predicted for measured, predicted in pairs)
+    print(f"{right} of {len(pairs)} pairs")
+    assert len(pairs) > 1000
+    assert right >= 0.95 * len(pairs)
 
 
 DEEPSEEK_67B = {"model_type": "llama", "hidden_size": 8192, "num_hidden_layers": 95, "num_attention_heads": 64,
