@@ -23,8 +23,6 @@ from moecost.validity import Ranges, positive, within
 
 TRAINING_FLOPS: Final = 3.0 * FLOPS_PER_MAC
 """FLOPs a weight and training token: forward, input gradient, weight gradient (Kaplan et al., arXiv:2001.08361)."""
-SERVING_FLOPS: Final = float(FLOPS_PER_MAC)
-"""FLOPs a weight and token that is read or written in use."""
 
 Point: TypeAlias = tuple[FloatLike, FloatLike]
 """(parameters, training tokens)."""
@@ -91,12 +89,20 @@ def compute_optimal(
     """
     positive(flops=flops, flops_per_parameter=flops_per_parameter)
     product = as_float(flops) / flops_per_parameter
-    parameters = _least(lambda n: loss(n, product / n), smallest, largest, product)
+    parameters = where_least(lambda n: loss(n, product / n), smallest, largest, product)
     return parameters, product / parameters
 
 
-def _least(value: Callable[[FloatLike], FloatLike], low: FloatLike, high: FloatLike, like: FloatLike) -> FloatLike:
-    """Where a function with one minimum has it: golden section on the logarithm, to 1e-8; of the shape of `like`."""
+def where_least(
+    value: Callable[[FloatLike], FloatLike], low: FloatLike, high: FloatLike, like: FloatLike = 0.0
+) -> FloatLike:
+    """Where a function with one minimum between two positive numbers has it; an array of the shape of `like`.
+
+    Golden section on the logarithm; as near as the function's own rounding lets it be told, about 1e-7.
+
+    >>> round(float(where_least(lambda x: (x - 3.0) ** 2, 1.0, 10.0)), 6)
+    3.0
+    """
     golden = (np.sqrt(5.0) - 1.0) / 2.0
     left, right = (np.log(x) + np.zeros(np.shape(like)) for x in (low, high))
     for _ in range(80):
@@ -610,55 +616,6 @@ class YunLaw:
         """Assumed: the base size is the active one without embedding and head, and k experts of E count as E / k."""
         base = as_float(sizes.active) - sizes.embedding - sizes.router
         return self.loss(parameters=base, tokens=tokens, experts=sizes.expansion, extrapolate=extrapolate)
-
-
-# ------------------------------------------------------------------------------------------- training and then use
-SARDANA_RANGE: Final[Ranges] = MappingProxyType({"parameters": (150e6, 6e9), "tokens_per_parameter": (10, 10_000)})
-"""Where Sardana et al. 2023 (arXiv:2401.00448) checked that smaller models trained for longer keep to the law."""
-
-
-def lifetime_optimum(
-    law: ChinchillaLaw,
-    *,
-    loss: FloatLike,
-    served_tokens: FloatLike,
-    usd_per_training_flop: FloatLike = 1.0,
-    usd_per_serving_flop: FloatLike = 1.0,
-    extrapolate: bool = False,
-) -> Point:
-    r"""Parameters and training tokens of the cheapest model of a given loss, training and use together.
-
-    .. math:: \min_{N}\; 6 N D\, p_t + 2 N D_{inf}\, p_s \quad \text{with } L(N, D) = L_0
-
-    Parameters
-    ----------
-    law : of dense models.
-    loss : that the model has to reach. [nat/token]
-    served_tokens : read and written over its life, D_inf. [token]
-    usd_per_training_flop, usd_per_serving_flop : prices, utilization included; equal ones minimize FLOPs.
-
-    Notes
-    -----
-    Source: Sardana et al. 2023 (arXiv:2401.00448); checked there for 150M to 6B parameters and 10 to
-    10,000 tokens each (`SARDANA_RANGE`).
-    """
-    positive(loss=loss, usd_per_training_flop=usd_per_training_flop)
-    positive(zero=True, served_tokens=served_tokens, usd_per_serving_flop=usd_per_serving_flop)
-    if np.any(np.asarray(loss) <= law.e):
-        raise InvalidInputError(f"loss={np.min(loss):g} is never reached: {law.name} ends at {law.e:g}; ask for more")
-    target, served = np.broadcast_arrays(as_float(loss), as_float(served_tokens))
-    least = (law.a / (target - law.e)) ** (1.0 / law.alpha)  # with tokens without end
-
-    def usd(parameters: FloatLike) -> FloatLike:
-        tokens = law.tokens_for(loss=target, parameters=parameters, extrapolate=True)
-        training = TRAINING_FLOPS * parameters * tokens * usd_per_training_flop
-        return training + SERVING_FLOPS * parameters * served * usd_per_serving_flop
-
-    parameters = _least(usd, least * (1.0 + 1e-9), least * 1e4, target)
-    tokens = law.tokens_for(loss=target, parameters=parameters, extrapolate=True)
-    within("arXiv:2401.00448", SARDANA_RANGE, extrapolate=extrapolate, parameters=parameters,
-           tokens_per_parameter=tokens / parameters)  # fmt: skip
-    return parameters, tokens
 
 
 # --------------------------------------------------------------------------------------------------------- by name

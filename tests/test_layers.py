@@ -35,7 +35,7 @@ LAYERS: list[list[str]] = [
         "scaling_laws",
         "interruptions",
         "hierarchy",
-        "serving",
+        "lifetime",
         "preference",
     ],
     ["spec_files", "checked", "field_docs", "specs", "catalog"],
@@ -57,7 +57,7 @@ LAYERS: list[list[str]] = [
         "READERS",
     ],
     ["progress", "sweep_axes", "sweep_figures", "sweep_blocks", "sweep_files", "sweeping"],
-    ["fitting", "validation_report", "validation", "comparing", "planning", "accuracy", "equivalents"],
+    ["fitting", "validation_report", "validation", "comparing", "planning", "accuracy", "equivalents", "serving"],
     ["report", "comparison_report", "sweep_report", "plotting", "page", "probe"],
     ["cli_prices", "cli", "__main__"],
     ["__init__"],
@@ -72,7 +72,7 @@ FORMULAS = frozenset(
         *("units", "arrays", "coefficients", "quantities", "storage", "lengths", "roofline", "experts"),
         *("communication", "cost", "workload", "components", "parameters", "flops", "operators", "step", "memory"),
         *("adaptation", "footprint", "schedule"),
-        *("validity", "scaling_laws", "interruptions", "hierarchy", "serving", "preference"),
+        *("validity", "scaling_laws", "lifetime", "interruptions", "hierarchy", "preference"),
     }
 )
 PROFILE_READERS = frozenset({"operators", "step", "memory", "adaptation"})

@@ -29,7 +29,6 @@ from moecost.scaling_laws import (
     effective_experts,
     fine_grained_flops,
     fine_grained_parameters,
-    lifetime_optimum,
 )
 
 CHINCHILLA_BUDGET = 5.76e23
@@ -236,44 +235,6 @@ def test_sparser_models_are_better_at_equal_budget() -> None:
     assert losses == sorted(losses, reverse=True)
 
 
-# ---------------------------------------------------------------------------------------------- training and then use
-def test_smaller_models_of_the_same_quality() -> None:
-    """arXiv:2401.00448: as good as Chinchilla-7B at 6B, with 1.18 times the tokens."""
-    _, tokens = HOFFMANN.optimum(flops=6 * 7e9 * 4.677e11, extrapolate=True)
-    loss = HOFFMANN.loss(parameters=7e9, tokens=tokens)
-    assert tokens == pytest.approx(4.677e11, rel=1e-3)
-    assert loss == pytest.approx(2.0944, rel=1e-4)
-    longer = HOFFMANN.tokens_for(loss=loss, parameters=6e9, extrapolate=True) / tokens
-    assert longer == pytest.approx(1.18, rel=1e-2)
-
-
-@pytest.mark.parametrize(
-    ("served", "parameters", "tokens", "saved"), [(1e12, 4.26e9, 8.42e11, 0.108), (1e13, 2.32e9, 2.51e12, 0.49)]
-)
-def test_models_that_will_be_used(served: float, parameters: float, tokens: float, saved: float) -> None:
-    loss = 2.0944
-    n, d = lifetime_optimum(HOFFMANN, loss=loss, served_tokens=served)
-    assert n == pytest.approx(parameters, rel=5e-3)
-    assert d == pytest.approx(tokens, rel=5e-3)
-    plain = 6 * 7e9 * 4.677e11 + 2 * 7e9 * served
-    assert 1 - (6 * n * d + 2 * n * served) / plain == pytest.approx(saved, abs=5e-3)
-
-
-@given(st.floats(1e11, 1e14), st.floats(2.0, 2.6))
-def test_the_first_order_condition_holds(served: float, loss: float) -> None:
-    """At the optimum the elasticities of the loss are as 1 + D_inf / (3 D)."""
-    n, d = lifetime_optimum(HOFFMANN, loss=loss, served_tokens=served, extrapolate=True)
-    elasticity_n = HOFFMANN.alpha * HOFFMANN.a * n**-HOFFMANN.alpha
-    elasticity_d = HOFFMANN.beta * HOFFMANN.b * d**-HOFFMANN.beta
-    assert elasticity_n / elasticity_d == pytest.approx(1 + served / (3 * d), rel=1e-3)
-
-
-def test_what_is_never_served_is_trained_at_the_compute_optimum() -> None:
-    n, d = HOFFMANN.optimum(flops=1e21)
-    found = lifetime_optimum(HOFFMANN, loss=HOFFMANN.loss(parameters=n, tokens=d), served_tokens=0.0)
-    assert found == (pytest.approx(n, rel=1e-3), pytest.approx(d, rel=1e-3))
-
-
 # ---------------------------------------------------------------------------------------------------------- own fits
 def test_a_law_of_ones_own() -> None:
     """Without experts' terms Yun's form is Chinchilla's; its coefficients are the caller's."""
@@ -314,11 +275,6 @@ def test_one_row_of_an_array_outside_of_the_range_is_named() -> None:
         HOFFMANN.loss(parameters=np.array([1e9, 2e10]), tokens=1e11)
 
 
-def test_losses_that_are_never_reached() -> None:
-    with pytest.raises(InvalidInputError, match=r"loss=1.6 is never reached"):
-        lifetime_optimum(HOFFMANN, loss=1.6, served_tokens=1e12)
-
-
 def test_laws_by_name() -> None:
     assert laws.law("abnar") is ABNAR
     assert laws.law(ABNAR) is ABNAR
@@ -354,6 +310,3 @@ def test_scalars_and_arrays_agree() -> None:
     flops = np.array([1e20, 1e21])
     together, apart = ABNAR.optimum(flops=flops, sparsity=0.5), [ABNAR.optimum(flops=f, sparsity=0.5) for f in flops]
     assert together[0] == pytest.approx([a[0] for a in apart], rel=1e-9)
-    served = np.array([1e12, 1e13])
-    found = lifetime_optimum(HOFFMANN, loss=2.0944, served_tokens=served)[0]
-    assert found[1] == pytest.approx(lifetime_optimum(HOFFMANN, loss=2.0944, served_tokens=1e13)[0], rel=1e-9)
