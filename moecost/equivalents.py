@@ -322,9 +322,16 @@ def step_increase(job: Job, *, width: str = "active") -> StepIncrease:
     dense = estimate_job(_with_model(_as_dense(job, sparse), backbone))
     one, two = _by_cause(sparse), _by_cause(dense)
     parts = {name: one[name] - two[name] for name in one}
-    factor = job.capacity_factor
-    padding = 0.0 if factor is None else (factor - 1.0) * one["experts"]
+    padding = 0.0 if job.capacity_factor is None else (job.capacity_factor - 1.0) * _row_work(sparse)
     return StepIncrease(**parts, padding=padding, sparse=sparse, dense=dense)
+
+
+def _row_work(e: Estimate) -> float:
+    """Seconds of what experts do with each row that they get: all but bringing it, and expanding their weights."""
+    beside = ("expert.dispatch", "expert.dequantize")
+    return sum(
+        kernel.seconds for name, kernel in e.step.by_kernel.items() if name.startswith("expert.") and name not in beside
+    )
 
 
 def _by_cause(e: Estimate) -> dict[str, float]:
@@ -395,7 +402,8 @@ def at_budget(
 
     Parameters
     ----------
-    jobs : one for each model; each with its own hardware, layout and price.
+    jobs : one for each model; each with its own hardware, layout and price. One that does not fit is reckoned as if
+        it did: `estimate.fits` tells.
     hours, usd : the budget: time on each job's GPUs, or dollars.
     tokens_per_parameter : instead: the hours in which the *first* job sees so many tokens for each parameter that a
         token uses (20: Chinchilla's rule), for all.

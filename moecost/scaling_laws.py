@@ -574,6 +574,25 @@ ABNAR: Final = AbnarLaw(
 
 
 # ---------------------------------------------------------------------------------------------- mixtures: own fits
+def mixture_parameters(
+    *, dense: FloatLike, experts: FloatLike, experts_per_token: FloatLike, feed_forward_share: FloatLike = 2.0 / 3.0
+) -> Point:
+    r"""(all, active) parameters of a dense model whose every second feed-forward becomes a mixture.
+
+    .. math:: N \left(1 + (E - 1)\tfrac{a}{2}\right), \quad N \left(1 + (k - 1)\tfrac{a}{2}\right)
+
+    `feed_forward_share` a is that of feed-forwards in the dense model.
+
+    Source: Yun et al. 2024 (arXiv:2404.02852), appendix C, with a = 2/3: (1 + (E - 1) / 3) N.
+
+    >>> total, active = mixture_parameters(dense=3e9, experts=8, experts_per_token=2)
+    >>> round(float(total) / 1e9, 3), round(float(active) / 1e9, 3)
+    (10.0, 4.0)
+    """
+    each = as_float(dense) * feed_forward_share / 2.0
+    return dense + (as_float(experts) - 1.0) * each, dense + (as_float(experts_per_token) - 1.0) * each
+
+
 @dataclass(frozen=True, slots=True)
 class YunLaw:
     r"""Clark's law with the tokens added; the coefficients were never published, so they are the user's own fit.

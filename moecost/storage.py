@@ -119,6 +119,38 @@ def model_state_bytes(
     return as_float(parameters * each)
 
 
+@dataclass(frozen=True, slots=True)
+class LowRankState:
+    """Elements that a low-rank optimizer keeps for one matrix."""
+
+    projector: FloatLike
+    moments: FloatLike
+
+
+def galore_elements(*, rows: FloatLike, columns: FloatLike, rank: FloatLike) -> LowRankState:
+    """Of GaLore with Adam: m R of the projector and 2 n R of the moments, m the shorter side.
+
+    Source: Zhao et al. 2024 (arXiv:2403.03507).
+
+    >>> state = galore_elements(rows=4096, columns=14336, rank=1024)
+    >>> float(state.projector), float(state.moments)
+    (4194304.0, 29360128.0)
+    """
+    short, long = np.minimum(rows, columns), np.maximum(rows, columns)
+    return LowRankState(as_float(short * rank), as_float(2.0 * long * rank))
+
+
+def apollo_elements(*, rows: FloatLike, columns: FloatLike, rank: FloatLike) -> FloatLike:
+    """Of APOLLO: 2 n R of the moments, n the longer side; the projector is drawn anew from its seed. Mini has rank 1.
+
+    Source: Zhu et al. 2024 (arXiv:2412.05270), its code.
+
+    >>> float(apollo_elements(rows=4096, columns=14336, rank=1))
+    28672.0
+    """
+    return as_float(2.0 * np.maximum(rows, columns) * rank)
+
+
 SELECTION_BYTES: Final = {"bf16": 4 + 3 * 2, "fp32": 4 + 3 * 4}
 """Bytes of a candidate while deltas are chosen: its index, and gradient, square and count in the gradient's type."""
 
