@@ -19,6 +19,7 @@ ROOT = Path(moecost.__file__).parent
 LAYERS: list[list[str]] = [
     ["errors", "units", "arrays"],
     [
+        "validity",
         "sources",
         "quantities",
         "storage",
@@ -31,6 +32,11 @@ LAYERS: list[list[str]] = [
         "workload",
         "schedule",
         "published",
+        "scaling_laws",
+        "interruptions",
+        "hierarchy",
+        "lifetime",
+        "preference",
     ],
     ["spec_files", "checked", "field_docs", "specs", "catalog"],
     ["components", "parameters", "flops"],
@@ -52,6 +58,7 @@ LAYERS: list[list[str]] = [
     ],
     ["progress", "sweep_axes", "sweep_figures", "sweep_blocks", "sweep_files", "sweeping"],
     ["kernel_timings", "fitting", "validation_report", "validation", "orderings", "comparing", "planning"],
+    ["accuracy", "equivalents", "serving"],
     ["report", "comparison_report", "sweep_report", "plotting", "page", "probe"],
     ["cli_prices", "cli", "__main__"],
     ["__init__"],
@@ -66,6 +73,7 @@ FORMULAS = frozenset(
         *("units", "arrays", "coefficients", "quantities", "storage", "lengths", "roofline", "experts"),
         *("communication", "cost", "workload", "components", "parameters", "flops", "operators", "step", "memory"),
         *("adaptation", "footprint", "schedule"),
+        *("validity", "scaling_laws", "lifetime", "interruptions", "hierarchy", "preference"),
     }
 )
 PROFILE_READERS = frozenset({"operators", "step", "memory", "adaptation"})
