@@ -7,6 +7,7 @@ or dollars pays for, as arXiv:2405.15052 argues. Losses are those of published l
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -80,8 +81,8 @@ def dense_equivalent(job: Job) -> Equivalent:
     """The dense model whose step takes as long as that of a mixture.
 
     It has Llama-2's shape: as many layers as heads, 128 wide each, a feed-forward 8/3 as wide as the model. The largest
-    such model that is no slower is widened in its feed-forward, in steps of 128, until it is as slow. Vocabulary, GPUs,
-    layout, stack and batch stay as they are; expert-parallel GPUs become data-parallel ones.
+    such model that is no slower, and that the layout divides, is widened in its feed-forward, in steps of 128, until it
+    is as slow. Vocabulary, GPUs, layout, stack and batch stay as they are; expert-parallel GPUs become data-parallel.
 
     Raises
     ------
@@ -98,7 +99,11 @@ def dense_equivalent(job: Job) -> Equivalent:
         width = WIDTH_STEP * (-(-8 * hidden // (3 * WIDTH_STEP)) + wider)
         return _llama(spec, hidden, layers, heads=layers, key_value_heads=layers, head_dim=HEAD_DIM, width=width)
 
-    layers = _largest(lambda n: _seconds(dense, of_size(n)) <= target.step.seconds, MOST_LAYERS)
+    stages = dense.pipeline_parallel_size * (dense.virtual_pipeline_size or 1)
+    notch = math.lcm(dense.tensor_parallel_size, stages)
+    layers = notch * _largest(
+        lambda n: _seconds(dense, of_size(n * notch)) <= target.step.seconds, MOST_LAYERS // notch
+    )
     if layers == 0:
         raise InvalidInputError(
             f"model={spec.name!r:.80}: no dense model is as fast as {target.step.seconds:.3g} s a step; give a larger "

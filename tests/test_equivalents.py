@@ -105,10 +105,10 @@ def test_the_parts_of_the_increase_sum_to_it(fields: dict[str, Any]) -> None:
 
 
 def test_exchange_between_gpus_is_seen() -> None:
-    """On one machine with NVLink and on four with a network: the exchange of tokens takes more of the step there."""
+    """Experts on one machine with NVLink, and over machines of two GPUs: the exchange takes more of the step there."""
     near, far = (step_increase(Job(**(TRAINING | {"num_gpus": n, "pipeline_parallel_size": 1, "zero_stage": 1,
-                                                  "expert_parallel_size": n})))
-                 for n in (8, 32))  # fmt: skip
+                                                  "expert_parallel_size": 8, "gpus_per_node": per_node})))
+                 for n, per_node in ((8, 8), (32, 2)))  # fmt: skip
     assert 0 < near.communication / near.sparse.step.seconds < far.communication / far.sparse.step.seconds
 
 
