@@ -40,10 +40,15 @@ def trained_elements(workload: Workload) -> tuple[FloatLike, int, float]:
 
 
 def adapter_size(recipe: Recipe, use: WeightUse) -> FloatLike:
-    """Adapter weights beside the copies of one matrix of one layer: r (in + out), and a magnitude a row with DoRA."""
+    """Adapter weights beside the copies of one matrix of one layer: r (in + out), and a magnitude a row with DoRA.
+
+    Of sparse tuning the changes themselves, a share of the weights.
+    """
     if not use.adapted:
         return 0.0
     m = use.matrix
+    if recipe.density:
+        return recipe.density * m.copies * m.weights
     each = recipe.rank * use.adapter_width
     return m.copies * (each + m.out_features if recipe.decomposes_weights else each)
 

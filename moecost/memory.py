@@ -74,9 +74,10 @@ class Held:
     gradients: FloatLike
     optimizer: FloatLike
     copies: FloatLike  # of the optimizer's step, transient
-    expanded: FloatLike  # the largest quantized matrix in the compute type
+    expanded: FloatLike  # the largest quantized matrix in the compute type, or what sparse tuning makes of a matrix
     gathered: FloatLike
     collectives: FloatLike
+    candidates: FloatLike  # of sparse tuning's selection window
 
 
 def held_bytes(workload: Workload, habits: MemoryHabits) -> Held:
@@ -91,10 +92,27 @@ def held_bytes(workload: Workload, habits: MemoryHabits) -> Held:
         gradients=trained_per_gpu(workload, sharded=stage >= 2) * recipe.gradient_bytes,
         optimizer=stepped * recipe.optimizer_bytes if on_host == "none" else 0.0,
         copies=habits.optimizer_transient * stepped * width if recipe.optimizer_copies and on_host == "none" else 0.0,
-        expanded=max((u.matrix.weights for _, u in workload.uses() if u.quantized), default=0) * recipe.compute_bytes,
+        expanded=_expanded_bytes(workload),
         gathered=gathered_bytes(workload) if stage >= 3 or layout.streams_weights else 0.0,
         collectives=np.where(np.asarray(layout.num_gpus) > 1, habits.communication_bytes, 0.0)[()],
+        candidates=CANDIDATE_BYTES * stepped if recipe.density else 0.0,
     )
+
+
+CANDIDATE_BYTES: Final = 10.0
+"""A candidate of SpIEL's selection window: an int32 index, and sums of gradients, of their squares and a count in 16
+bits; as many as there are changes (its released code, arXiv:2401.16405). [byte]"""
+
+
+def _expanded_bytes(workload: Workload) -> float:
+    """The largest quantized matrix in the compute type; with sparse tuning, the largest target with its changes and
+    its whole gradient, and 64-bit indices. [byte]"""
+    recipe = workload.recipe
+    expanded = max((u.matrix.weights for _, u in workload.uses() if u.quantized), default=0) * recipe.compute_bytes
+    if not recipe.density:
+        return float(expanded)
+    largest = max((u.matrix.weights for _, u in workload.uses() if u.adapted), default=0)
+    return float(max(expanded, largest * (2.0 * recipe.compute_bytes + 8.0 * recipe.density)))
 
 
 def moments(
@@ -133,9 +151,14 @@ def moments(
 
     return {
         "loss": parts(early, kept + inputs, logits, gathered),
-        "backward": parts(early if recipe.trains_all else gradients, back + inputs + live, 0.0, expanded + gathered),
-        "gradients": parts(gradients, inputs + live, 0.0, expanded + gathered),
-        "optimizer": parts(gradients, 0.0, 0.0, held.copies),
+        "backward": parts(
+            early if recipe.trains_all else gradients,
+            back + inputs + live,
+            0.0,
+            expanded + gathered + held.candidates,
+        ),
+        "gradients": parts(gradients, inputs + live, 0.0, expanded + gathered + held.candidates),
+        "optimizer": parts(gradients, 0.0, 0.0, held.copies + held.candidates),
     }
 
 

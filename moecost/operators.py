@@ -292,7 +292,7 @@ def _products(
     forward_s, sm = (mean(x) for x in context.gemm(each, wide_in, wide_out, rows_of))
     backward_s, backward_sm = (mean(x) for x in context.gemm(each, wide_out, wide_in, rows_of))
     products = 1
-    if use.trained:
+    if use.trained or (use.adapted and recipe.density):  # sparse tuning forms the whole gradient, and keeps some of it
         gradient_s, gradient_sm = (mean(x) for x in context.gemm(wide_out, each, wide_in, depth_of))
         backward_sm = (backward_sm * backward_s + gradient_sm * gradient_s) / (backward_s + gradient_s)
         backward_s, products = backward_s + gradient_s, 2
@@ -333,7 +333,7 @@ def _products(
             f"{m.kernel}.output", use.layer, n * rows * wide_out * context.traffic.quantized_output, n
         )
     if use.adapted:
-        yield _adapter(context, use, n, rows)
+        yield _adapter(context, use, n, rows) if not recipe.density else _changes(context, use, n)
 
 
 def _adapter(context: _Context, use: WeightUse, n: FloatLike, rows: FloatLike) -> Operator:
@@ -357,6 +357,22 @@ def _adapter(context: _Context, use: WeightUse, n: FloatLike, rows: FloatLike) -
     )
 
 
+def _changes(context: _Context, use: WeightUse, n: FloatLike) -> Operator:
+    """Sparse tuning of a matrix: it is copied and changed, in both passes; gradients of what changes are gathered."""
+    wide_in, wide_out = cut(use, context.layout)
+    copied = 2.0 * context.recipe.compute_bytes * wide_in * wide_out
+    added = CHANGE_BYTES * context.recipe.density * wide_in * wide_out
+    host = context.host.adapter
+    return Operator(
+        f"{use.matrix.kernel}.changes",
+        use.layer,
+        context.elementwise(n * (copied + added), 3 * n, n * host.forward),
+        context.elementwise(n * (copied + 2.0 * added), 5 * n, n * host.backward),
+    )
+
+
+CHANGE_BYTES: Final = 24
+"""Traffic of a change that is added to a weight, or gathered from a gradient: index, value, and a sector. [byte]"""
 DORA_BYTES: Final = 36
 """Traffic of a weight under DoRA, a pass: the adapted weight is formed, squared and summed for its norm. [byte]
 

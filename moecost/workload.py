@@ -172,6 +172,7 @@ class Recipe:
     keeps_inputs: bool = False  # 4-bit linears keep their inputs through checkpointing
     stream_bytes: float = 2.0  # an element of the residual stream
     balanced: bool = False  # the run forces its router to load all experts alike
+    density: float = 0.0  # share of the targets' weights that is trained in place; 0: adapters, or all weights
     narrow: bool = False  # operands of products are cast to 8 bits or fewer before each
     expands: bool = True  # quantized weights are expanded to the compute type for each product
     capacity_factor: float | None = None  # tokens that an expert takes, over the mean; None: all that come
