@@ -230,6 +230,18 @@ def _least(values: Iterable[FloatLike]) -> Any:
 
 
 # ------------------------------------------------------------------------------------------------ parts
+def fused_loss_chunk(*, tokens: int, hidden_size: int, vocab_size: int) -> tuple[int, int]:
+    """(chunks, tokens of one) in which Liger's fused linear cross entropy makes logits. Profiles hold what is measured.
+
+    Source: Liger-Kernel's code: a chunk's logits are about as large as the input, rounded up to a power of two.
+
+    >>> fused_loss_chunk(tokens=16384, hidden_size=4096, vocab_size=32000)
+    (8, 2048)
+    """
+    chunks = -(-vocab_size // hidden_size)
+    return chunks, 1 << (-(-tokens // chunks) - 1).bit_length()
+
+
 def weight_bytes(workload: Workload) -> FloatLike:
     """Bytes of the model's weights that one GPU holds, adapters apart; a tied head once. [byte]"""
     recipe, layout = workload.recipe, workload.layout
