@@ -19,25 +19,31 @@ ROOT = Path(moecost.__file__).parent
 LAYERS: list[list[str]] = [
     ["errors", "units", "arrays"],
     [
+        "validity",
         "sources",
-        "coefficients",
         "quantities",
         "storage",
         "lengths",
         "roofline",
         "experts",
+        "coefficients",
         "communication",
         "cost",
         "workload",
         "schedule",
         "published",
+        "scaling_laws",
+        "interruptions",
+        "hierarchy",
+        "lifetime",
+        "preference",
     ],
     ["spec_files", "checked", "field_docs", "specs", "catalog"],
     ["components", "parameters", "flops"],
     ["hub.reader", "hub.vision", "hub.decoder", "hub.families", "hub.hybrids", "hub.recent", "hub.irregular", "hub"],
     ["software", "dataset_spec", "architecture", "calibration"],
     ["adaptation", "footprint", "operators", "step", "memory"],
-    ["job", "topology", "results", "resolution", "advice", "estimation"],
+    ["job", "topology", "layouts", "results", "resolution", "advice", "estimation"],
     [
         "prices.rows",
         "prices.names",
@@ -51,7 +57,8 @@ LAYERS: list[list[str]] = [
         "READERS",
     ],
     ["progress", "sweep_axes", "sweep_figures", "sweep_blocks", "sweep_files", "sweeping"],
-    ["fitting", "validation_report", "validation", "comparing", "planning"],
+    ["kernel_timings", "fitting", "validation_report", "validation", "orderings", "comparing", "planning"],
+    ["accuracy", "equivalents", "serving"],
     ["report", "comparison_report", "sweep_report", "plotting", "page", "probe"],
     ["cli_prices", "cli", "__main__"],
     ["__init__"],
@@ -66,6 +73,7 @@ FORMULAS = frozenset(
         *("units", "arrays", "coefficients", "quantities", "storage", "lengths", "roofline", "experts"),
         *("communication", "cost", "workload", "components", "parameters", "flops", "operators", "step", "memory"),
         *("adaptation", "footprint", "schedule"),
+        *("validity", "scaling_laws", "lifetime", "interruptions", "hierarchy", "preference"),
     }
 )
 PROFILE_READERS = frozenset({"operators", "step", "memory", "adaptation"})
@@ -83,7 +91,7 @@ UPWARD = frozenset(
     }
 )
 LAZY = {
-    "scipy": {"fitting", "published"},
+    "scipy": {"fitting", "published", "kernel_timings"},
     "matplotlib": {"plotting", "validation_report"},
     "pandas": {"sweep_files", "comparing", "planning"},
     "pyarrow": {"sweep_files"},
@@ -245,7 +253,7 @@ def test_the_library_knows_nothing_of_its_presentation() -> None:
 
 def test_estimation_does_not_know_of_fitting() -> None:
     users = {i.by for i in imports() if i.what == ".fitting"}
-    assert users <= {"cli", "validation", "probe"}
+    assert users <= {"cli", "validation", "orderings", "probe"}
 
 
 def test_the_parser_sees_imports() -> None:
