@@ -96,7 +96,7 @@ UPWARD = frozenset(
         ("architecture", "software"),
         *(("results", name) for name in ("report", "plotting", "page")),
         *(("comparing", name) for name in ("comparison_report", "plotting")),
-        ("sweeping", "sweep_report"),
+        *(("sweeping", name) for name in ("sweep_report", "plotting")),
         ("job", "recipes"),
     }
 )
