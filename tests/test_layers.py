@@ -40,7 +40,17 @@ LAYERS: list[list[str]] = [
     ],
     ["spec_files", "checked", "field_docs", "specs", "catalog"],
     ["components", "parameters", "flops"],
-    ["hub.reader", "hub.vision", "hub.decoder", "hub.families", "hub.hybrids", "hub.recent", "hub.irregular", "hub"],
+    [
+        "hub.reader",
+        "hub.vision",
+        "hub.decoder",
+        "hub.families",
+        "hub.hybrids",
+        "hub.recent",
+        "hub.irregular",
+        "hub.reading",
+        "hub",
+    ],
     ["software", "dataset_spec", "architecture", "calibration"],
     ["adaptation", "footprint", "operators", "step", "memory"],
     ["job", "topology", "layouts", "results", "resolution", "advice", "estimation"],
@@ -86,7 +96,7 @@ UPWARD = frozenset(
         ("architecture", "software"),
         *(("results", name) for name in ("report", "plotting", "page")),
         *(("comparing", name) for name in ("comparison_report", "plotting")),
-        ("sweeping", "sweep_report"),
+        *(("sweeping", name) for name in ("sweep_report", "plotting")),
         ("job", "recipes"),
     }
 )
