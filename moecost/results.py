@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
-from pydantic import BeforeValidator, ConfigDict, Field, computed_field, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, WithJsonSchema, computed_field, model_validator
 
 from moecost.errors import InvalidInputError, close_matches
 from moecost.field_docs import Described
@@ -20,7 +20,12 @@ if TYPE_CHECKING:
     from moecost.job import Job
 
 Bound = Literal["compute", "memory", "host", "communication"]
-Dollars = Annotated[float, BeforeValidator(lambda value: math.nan if value is None else value)]
+Dollars = Annotated[
+    float,
+    BeforeValidator(lambda value: math.nan if value is None else value),
+    WithJsonSchema({"anyOf": [{"type": "number"}, {"type": "null"}]}),
+]
+"""NaN, null in JSON, where no price is known."""
 
 
 class _Result(Described):

@@ -231,6 +231,9 @@ class Sweep:
         for column in (*self._block.figures.values(), self._block.codes):
             column.flags.writeable = False
 
+    def __reduce__(self) -> tuple[type[Sweep], tuple[Axes, Block]]:
+        return Sweep, (self.axes, self._block)  # made anew, so that a copy's columns are read-only too
+
     def __len__(self) -> int:
         return num_rows(self.axes)
 
