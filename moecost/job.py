@@ -288,8 +288,8 @@ class Job(Checked, Described):
     """Expert traffic hides behind compute."""
     fused_kernels: str | None = None
     """Kernels the stack was run with, divided by `;` (`liger`, `foak`, `scattermoe`, `chunked-ce`, ...)."""
-    offload: Literal["none", "optimizer", "parameters", "nvme"] = "none"
-    """What is held in the host's memory."""
+    offload: Literal["none", "optimizer", "experts", "parameters", "nvme"] = "none"
+    """What is held in the host's memory: the optimizer's state; with it routed experts, or all weights; on drives."""
 
     software: str = "hf-peft"
     """The training stack; `moecost.software_profiles()` lists them."""

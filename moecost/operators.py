@@ -704,7 +704,7 @@ def _weight_transfers(context: _Context, layer: LayerKind, n: int, uses: Sequenc
         stride = layout.expert_cut * layout.expert_parallel if expert else layout.tensor_parallel
         held = as_float(sum(_slice_bytes(context, use) for use in of))
         gradients = as_float(sum(_gradient_bytes(context, use) for use in of))
-        if layout.streams_weights:
+        if layout.streams(of[0]):
             streamed = streamed + n * held / (shards if layout.zero_stage >= 3 else 1.0)
         if layout.zero_stage < 3:
             sent = all_reduce_bytes(buffer_bytes=gradients, num_gpus=holders)
@@ -719,7 +719,7 @@ def _weight_transfers(context: _Context, layer: LayerKind, n: int, uses: Sequenc
             reduced = reduced + n * context.ring_s(sent, replicas, stride * shards) / per_step
     if layout.zero_stage >= 3:
         yield context.transfer("weights.gather", layer, gathered, gathered, False, hides)
-    if layout.streams_weights:
+    if any(layout.streams(use) for use in uses):
         seconds = streamed / host_bytes_per_s(context.device, layout, context.coefficients)
         yield Operator("weights.stream", layer, Work(stream=seconds), Work(stream=seconds), recomputed=False)
     yield context.transfer("gradients.reduce", layer, 0.0, reduced, False, hides)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from moecost.arrays import FloatLike, as_float
 from moecost.coefficients import Coefficients
 from moecost.communication import pipeline_stretch
-from moecost.footprint import trained_elements, trained_per_gpu
+from moecost.footprint import trained_elements, trained_on_host, trained_per_gpu
 from moecost.operators import NOTHING, Operator, Work, host_bytes_per_s, operators
 from moecost.roofline import smooth_maximum
 from moecost.software import HostWork, SoftwareProfile
@@ -278,12 +278,16 @@ def optimizer_seconds(
     trained = trained_per_gpu(workload, sharded=workload.layout.zero_stage >= 1)
     rate = device.bytes_per_s * coefficients.optimizer_bandwidth
     copies = habits.foreach_copies * (width + recipe.gradient_bytes + recipe.optimizer_bytes) / 4.0
-    seconds = trained * copies / rate + tensors * habits.seconds_per_tensor
-    if workload.layout.offload != "none":  # gradients go to the host, which steps there, and weights come back
-        rate_of_host = host_bytes_per_s(device, replace(workload.layout, offload="parameters"), coefficients)
-        seconds = trained * (recipe.gradient_bytes + width) / rate_of_host + trained * HOST_STEP_S
-        if workload.layout.offload == "nvme":  # the states are read, and written back
-            drives = host_bytes_per_s(device, workload.layout, coefficients)
-            seconds = seconds + 2.0 * trained * recipe.optimizer_bytes / drives
+    layout = workload.layout
+    away = trained_on_host(workload, sharded=layout.zero_stage >= 1)
+    seconds = (trained - away) * copies / rate
+    if layout.offload in ("none", "experts"):
+        seconds = seconds + tensors * habits.seconds_per_tensor
+    if layout.offload != "none":  # gradients go to the host, which steps there, and weights come back
+        rate_of_host = host_bytes_per_s(device, replace(layout, offload="parameters"), coefficients)
+        seconds = seconds + away * (recipe.gradient_bytes + width) / rate_of_host + away * HOST_STEP_S
+        if layout.offload == "nvme":  # the states are read, and written back
+            drives = host_bytes_per_s(device, layout, coefficients)
+            seconds = seconds + 2.0 * away * recipe.optimizer_bytes / drives
     clip = trained * CLIP_PASSES * recipe.gradient_bytes / rate if habits.clips_gradients else 0.0
     return seconds, clip

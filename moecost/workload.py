@@ -60,7 +60,7 @@ class Layout:
     expert_tensor_parallel: FloatLike | None = None  # GPUs an expert is cut over; None: as tensor_parallel
     zero_stage: int = 0
     shard_group: FloatLike | None = None  # GPUs that a replica of sharded states is spread over; None: as many as can
-    offload: Literal["none", "optimizer", "parameters", "nvme"] = "none"
+    offload: Literal["none", "optimizer", "experts", "parameters", "nvme"] = "none"
     sequence_parallel: bool = False  # tensor parallelism divides the norms' tokens as well
     dispatch: Dispatch = Dispatch()
 
@@ -80,8 +80,12 @@ class Layout:
 
     @property
     def streams_weights(self) -> bool:
-        """Weights lie outside of the GPU and are read layer by layer."""
-        return self.offload in ("parameters", "nvme")
+        """Weights, at least of experts, lie outside of the GPU and are read layer by layer."""
+        return self.offload in ("experts", "parameters", "nvme")
+
+    def streams(self, use: WeightUse) -> bool:
+        """A matrix lies outside of the GPU."""
+        return self.streams_weights and (self.offload != "experts" or use.matrix.part == "expert")
 
     @property
     def holders(self) -> FloatLike:
