@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Final, Generic, TypeAlias, TypeVar
+from typing import Any, Final, Generic, TypeAlias, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -109,6 +109,16 @@ COLUMNS: Final = (
 
 
 # ------------------------------------------------------------------------------------------------ one variant
+@dataclass(frozen=True)
+class _Machine:
+    """GPUs of a kind as a run sees them; `alike` is one number for those that make the same recipe of a job."""
+
+    device: Device
+    coefficients: Coefficients
+    resolved: Resolved
+    alike: int
+
+
 class _Variant:
     """A variant of the job on all GPUs and layouts."""
 
@@ -116,31 +126,46 @@ class _Variant:
         self.question, self.i, self.rows, self.position = question, i, rows, position
         self.fields = question.variants[i]
         self.alone = {name: value for name, value in self.fields.items() if name not in SHARED_STATES}
-        self.machines: dict[tuple[int, int], Resolved | None] = {}
-        self.plans: dict[tuple[Hashable, GPULayout], Resolved | None] = {}
-        self.dropped: set[int] = set()
+        self.machines: dict[tuple[int, int], _Machine | None] = {}
+        self.alike: dict[Recipe, int] = {}
+        self.plans: dict[tuple[int, GPULayout], Resolved | None] = {}
 
-    def machine(self, gpu: int, num_gpus: int) -> Resolved | None:
-        """A run on so many GPUs, for what it says of them; None where it cannot be."""
-        key = gpu, num_gpus
-        if key not in self.machines and gpu not in self.dropped:
-            try:
-                stage = {"zero_stage": 0} if num_gpus > 1 else {}
-                name = self.question.gpus[gpu]
-                found = resolve(Job(gpu=name, num_gpus=num_gpus, **self.alone, **stage))
-            except MoECostError as error:
-                self.dropped.add(gpu)
+    def machine(self, gpu: int, num_gpus: int) -> _Machine | None:
+        """What a run on so many GPUs says of them; None where it cannot be.
+
+        Where the fewest that are several and the most see the same device, so do all between.
+        """
+        key, few, most = (gpu, num_gpus), (gpu, 2), (gpu, max(self.question.max_gpus, num_gpus))
+        if key in self.machines:
+            return self.machines[key]
+        if self.machines.get((gpu, 1), True) is None:
+            return None
+        if 2 < num_gpus < most[1]:
+            ends = self.machine(*few), self.machine(*most)
+            if ends[0] is not None and ends[1] is not None and ends[0].device == ends[1].device:
+                self._keep(key, ends[0])
+                return ends[0]
+        try:
+            stage = {"zero_stage": 0} if num_gpus > 1 else {}
+            found = resolve(Job(gpu=self.question.gpus[gpu], num_gpus=num_gpus, **self.alone, **stage))
+        except MoECostError as error:
+            if self.machines.get((gpu, 1), True) is not None:
                 self.rows.refused.append((gpu, self.i, str(error)))
-                return None
-            self.machines[key] = found
-            self.rows.per_node[key] = int(found.workload.device.gpus_per_node)
-            self.rows.specs[gpu] = found.gpu
-        return self.machines.get(key)
+            self.machines[key] = self.machines[gpu, 1] = None
+            return None
+        recipe = replace(found.workload.recipe, gradient_accumulation_steps=1.0)
+        alike = self.alike.setdefault(recipe, len(self.alike))
+        self.rows.specs[gpu] = found.gpu
+        self._keep(key, _Machine(found.workload.device, found.coefficients, found, alike))
+        return self.machines[key]
 
-    def plan(self, gpu: int, layout: GPULayout, machine: Resolved) -> tuple[Hashable, GPULayout] | None:
+    def _keep(self, key: tuple[int, int], found: _Machine) -> None:
+        self.machines[key] = found
+        self.rows.per_node[key] = int(found.device.gpus_per_node)
+
+    def plan(self, gpu: int, layout: GPULayout, machine: _Machine) -> tuple[int, GPULayout] | None:
         """The key of a layout on GPUs like this one, resolved on the first of them; None where it cannot be."""
-        alike = replace(machine.workload.recipe, gradient_accumulation_steps=1.0)
-        key = alike, layout
+        key = machine.alike, layout
         if key not in self.plans:
             try:
                 name = self.question.gpus[gpu]
@@ -150,9 +175,7 @@ class _Variant:
                 self.plans[key] = None
         return None if self.plans[key] is None else key
 
-    def parts(
-        self, *, pipelines: bool, only: set[tuple[int, int]] | None = None
-    ) -> Iterator[dict[str, NDArray[Any]]]:
+    def parts(self, *, pipelines: bool, only: set[tuple[int, int]] | None = None) -> Iterator[dict[str, NDArray[Any]]]:
         """Columns of candidates, those that differ in numbers alone together."""
         q = self.question
         first = next((m for g in range(len(q.gpus)) if (m := self.machine(g, 1)) is not None), None)
@@ -160,8 +183,8 @@ class _Variant:
             return
         tried = list(
             layouts(
-                first.model,
-                first.job.software,
+                first.resolved.model,
+                first.resolved.job.software,
                 max_gpus=q.max_gpus,
                 global_batch_size=q.global_batch_size,
                 given=q.given,
@@ -172,22 +195,22 @@ class _Variant:
         if not units:
             return
         pools = _Pools(
-            Pool([m.workload.device for m in machines]),
+            Pool([m.device for m in machines]),
             Pool([m.coefficients for m in machines]),
             Pool([p.workload.layout for p in plans]),
             Pool([p.workload.recipe for p in plans]),
         )
         table = np.array(units, dtype=np.intp)
         shape = table[:, 3]  # position of the layout
-        kinds = pools.kinds(table[:, 1], table[:, 2])
+        kinds, known = pools.kinds(table[:, 1], table[:, 2]), list(self.position)
         for kind in np.unique(kinds):
             chosen = np.flatnonzero(kinds == kind)
             sample = plans[table[chosen[0], 2]]
-            yield self._computed(sample, pools, table[chosen], [list(self.position)[i] for i in shape[chosen]])
+            yield self._computed(sample, pools, table[chosen], [known[i] for i in shape[chosen]])
 
     def _units(
         self, tried: Iterable[GPULayout], only: set[tuple[int, int]] | None
-    ) -> tuple[list[tuple[int, int, int, int]], list[Resolved], list[Resolved]]:
+    ) -> tuple[list[tuple[int, int, int, int]], list[Resolved], list[_Machine]]:
         """(GPU, its machine, plan, layout) by position of every candidate; the plans, and the machines."""
         units: list[tuple[int, int, int, int]] = []
         plans, machines = dict[Any, int](), dict[tuple[int, int], int]()
@@ -205,14 +228,14 @@ class _Variant:
                 where = self.position.setdefault(layout, len(self.position))
                 at = machines.setdefault(key, len(machines))
                 units.append((gpu, at, plans.setdefault(plan, len(plans)), where))
-        resolved = [found for key in plans if (found := self.plans[key]) is not None]
+        resolved = [one for name in plans if (one := self.plans[name]) is not None]
         return units, resolved, [found for key in machines if (found := self.machines[key]) is not None]
 
-    def _joined(self, machine: Resolved, layout: GPULayout) -> float:
+    def _joined(self, machine: _Machine, layout: GPULayout) -> float:
         """GPUs over which products may be cut: those of a machine, any number where that was asked for."""
         if "tensor_parallel_size" in self.question.given:
             return float(layout.num_gpus)
-        return float(machine.workload.device.gpus_per_node)
+        return float(machine.device.gpus_per_node)
 
     def without_room(self, found: Sequence[Mapping[str, NDArray[Any]]]) -> set[tuple[int, int]]:
         """GPUs, and numbers of them, on which nothing fits so far."""
@@ -278,7 +301,7 @@ class _Variant:
     def _times(
         self, r: Resolved, pools: _Pools, units: Positions, batch: Floats, share: Floats
     ) -> dict[str, FloatLike]:
-        """Seconds of a step, queries a second, hours of the run, and seconds of a checkpoint, of candidates that fit."""
+        """Seconds of a step and of a checkpoint, queries a second and hours of the run, of candidates that fit."""
         w, coefficients = pools.workload(r.workload, units, share / batch)
         ranks = np.broadcast_to(w.layout.data_parallel, batch.shape)
         epoch = schedule(
@@ -293,9 +316,7 @@ class _Variant:
         smaller = np.flatnonzero((rest > 0) & (full > 0))
         if len(smaller):  # the last micro-batch of an epoch
             part, its = pools.workload(r.workload, units[smaller], (share / batch)[smaller])
-            last[smaller], _ = timed(
-                r, _wide(part), _spread(its), with_support(rest[smaller]), cut, per_step[smaller]
-            )
+            last[smaller], _ = timed(r, _wide(part), _spread(its), with_support(rest[smaller]), cut, per_step[smaller])
         r = replace(r, workload=w, coefficients=coefficients)
         step_s = step_seconds(r, w, epoch, epoch.mean(seconds, last))
         trained, _, width = trained_elements(w)
@@ -336,7 +357,7 @@ def _largest_or_first(which: Positions, fits: NDArray[np.bool_]) -> NDArray[np.b
 
 
 # ------------------------------------------------------------------------------------------------ stacking
-_T = TypeVar("_T", Device, Layout, Recipe, Coefficients)
+_T = TypeVar("_T", bound=Device | Layout | Recipe | Coefficients)
 
 
 class Pool(Generic[_T]):
@@ -344,8 +365,9 @@ class Pool(Generic[_T]):
 
     def __init__(self, items: Sequence[_T]) -> None:
         self.items = items
-        may = [f.name for f in fields(items[0]) if "FloatLike" in str(f.type)]
-        rest = [f.name for f in fields(items[0]) if f.name not in may]
+        kind: Any = type(items[0])
+        may = [f.name for f in fields(kind) if "FloatLike" in str(f.type)]
+        rest = [f.name for f in fields(kind) if f.name not in may]
         self.numbers: dict[str, Floats] = {}
         known: dict[Hashable, int] = {}
         kinds = []
@@ -368,7 +390,8 @@ class Pool(Generic[_T]):
                 continue
             values = column[which]
             changes[name] = float(values[0]) if np.all(values == values[0]) else values
-        return replace(sample, **changes)
+        found: Any = sample
+        return cast(_T, replace(found, **changes))
 
 
 @dataclass(frozen=True)
@@ -401,7 +424,6 @@ def _wide(w: Workload) -> Workload:
 
 
 def _spread(item: _T) -> _T:
-    changes = {f.name: with_support(v) for f in fields(item) if isinstance(v := getattr(item, f.name), np.ndarray)}
-    return replace(item, **changes)
-
-
+    found: Any = item
+    changes = {f.name: with_support(v) for f in fields(found) if isinstance(v := getattr(item, f.name), np.ndarray)}
+    return cast(_T, replace(found, **changes))

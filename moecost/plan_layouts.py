@@ -122,7 +122,7 @@ def _sizes(model: ModelSpec, all_kinds: bool, given: Given, pipelines: bool) -> 
     groups = model.quantities().layers
     heads = [group.attention.num_heads for group in groups if group.attention]
     experts = [group.experts.num_experts for group in groups if group.experts]
-    rule: dict[str, list[int]] = dict.fromkeys(SIZES, [1])
+    rule = {name: [1] for name in SIZES}
     if all_kinds:
         rule["tensor_parallel_size"] = _dividing(heads, LARGEST_TENSOR_GROUP)
         rule["expert_parallel_size"] = _dividing(experts, max(experts, default=1))

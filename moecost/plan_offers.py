@@ -1,14 +1,16 @@
-"""What GPUs can be rented for: of each provider the cheapest quote for a number of them, whole machines as they come."""
+"""What GPUs can be rented for: of each provider the cheapest quote for a number of them, in whole machines."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final, Self
 
 from moecost import catalog
-from moecost.errors import UnknownNameError
-from moecost.specs import Market, PriceQuote
+from moecost.errors import InvalidInputError, NoPriceError, UnknownNameError
+from moecost.prices import PriceBook, shipped
+from moecost.specs import GPUSpec, Market, PriceQuote
 
 GIVEN: Final = "given"
 """Provider of a price that was given as a number."""
@@ -45,33 +47,114 @@ class Offer:
 
 
 def offers(
-    quotes: Iterable[PriceQuote], *, num_gpus: int, gpus_per_node: int, markets: Sequence[Market]
+    quotes: Sequence[PriceQuote], *, num_gpus: int, gpus_per_node: int, markets: Sequence[Market]
 ) -> list[Offer]:
     """The cheapest offer of each provider in each market.
 
-    Machines whose GPUs the layout needs to be joined come first: a quote for a machine of 8 wins over one for single
-    GPUs where 8 are asked for. Where a provider lists nothing that large, its price of a GPU is taken to hold for
-    any number of them. A machine is rented whole, so that one GPU of a machine of 8 costs as much as 8.
+    A machine must hold the GPUs that a layout joins. It is rented whole: one GPU of a machine of 8 costs as much as 8.
+    A provider of whom single GPUs alone are quoted is taken to rent any number of them joined, at that price.
+
+    Parameters
+    ----------
+    quotes : of one GPU, all markets: they tell who rents out machines of several.
+    num_gpus : GPUs of the run.
+    gpus_per_node : GPUs of a machine, as the run is estimated.
+    markets : those that may be used.
     """
     needed = min(num_gpus, gpus_per_node)
-    best: dict[tuple[str, str], tuple[bool, float, PriceQuote]] = {}
+    sells_machines = {quote.provider for quote in quotes if quote.gpu_count > 1}
+    best: dict[tuple[str, str], Offer] = {}
     for quote in quotes:
-        if quote.market not in markets:
+        large_enough = quote.gpu_count >= needed or quote.provider not in sells_machines
+        if quote.market not in markets or not large_enough:
             continue
-        billed = -(-num_gpus // quote.gpu_count) * quote.gpu_count
-        found = quote.gpu_count < needed, quote.usd_per_gpu_hour * billed, quote
+        offer = Offer(quote, -(-num_gpus // quote.gpu_count) * quote.gpu_count, num_gpus)
         key = quote.provider, quote.market
-        if key not in best or found[:2] < best[key][:2]:
-            best[key] = found
-    return [Offer(quote, -(-num_gpus // quote.gpu_count) * quote.gpu_count, num_gpus) for _, _, quote in best.values()]
+        if key not in best or offer.usd_per_hour < best[key].usd_per_hour:
+            best[key] = offer
+    return list(best.values())
 
 
-def check_providers(wanted: Iterable[str], known: Iterable[str]) -> tuple[str, ...]:
-    """Providers as the quotes spell them; `UnknownNameError` for one that none of them names."""
-    by_name = {catalog.normalise(name): name for name in known}
+@dataclass(frozen=True)
+class Sellers:
+    """Whose quotes a plan may use.
+
+    Attributes
+    ----------
+    by_gpu : the quotes of the allowed providers, all markets.
+    given : one price for all GPUs, in place of them.
+    markets : those that may be used.
+    named : providers and markets in words.
+    """
+
+    by_gpu: Mapping[str, tuple[PriceQuote, ...]]
+    given: tuple[PriceQuote, ...]
+    markets: tuple[Market, ...]
+    named: str
+
+    @classmethod
+    def of(
+        cls, book: PriceBook | None, price: Any, providers: str | Iterable[str] | None, markets: Sequence[Market]
+    ) -> Self:
+        """Check what was asked for.
+
+        Raises
+        ------
+        InvalidInputError : a price that is none, an empty list of providers.
+        UnknownNameError : a provider that no quote names.
+        """
+        if book is not None and not isinstance(book, PriceBook):
+            raise InvalidInputError(f"prices={book!r:.80} is no price table; read one with moecost.prices.read(path)")
+        market = " and ".join(markets)
+        if price is not None:
+            if providers is not None or book is not None:
+                raise InvalidInputError("price is one for all GPUs; leave out providers and prices, or price")
+            return cls({}, tuple(_given(price, kind) for kind in markets), tuple(markets), market)
+        book = shipped() if book is None else book
+        wanted = None if providers is None else _known(providers, {q.provider for q in book.quotes})
+        by_gpu: dict[str, tuple[PriceQuote, ...]] = {}
+        for quote in book.quotes:
+            if wanted is None or quote.provider in wanted:
+                by_gpu[quote.gpu] = (*by_gpu.get(quote.gpu, ()), quote)
+        whose = "any provider" if wanted is None else " or ".join(wanted)
+        return cls(by_gpu, (), tuple(markets), f"{whose} ({market})")
+
+    def gpus(self) -> tuple[list[str], int]:
+        """(GPUs of the catalogue that have a quote, how many have none); all of them where a price is given."""
+        every = catalog.gpus()
+        if self.given:
+            return list(every), 0
+        found = [name for name in every if any(q.market in self.markets for q in self.by_gpu.get(name, ()))]
+        if not found:
+            raise NoPriceError(f"no quote of {self.named}; allow other providers or markets, or give price=")
+        return found, len(every) - len(found)
+
+    def offers(self, gpu: GPUSpec, *, num_gpus: int, gpus_per_node: int) -> list[Offer]:
+        """See the function of this name."""
+        quotes = self.given or self.by_gpu.get(gpu.name, ())
+        return offers(quotes, num_gpus=num_gpus, gpus_per_node=gpus_per_node, markets=self.markets)
+
+
+def _given(price: Any, market: Market) -> PriceQuote:
+    if isinstance(price, PriceQuote):
+        return price.model_copy(update={"market": market})
+    if isinstance(price, bool) or not isinstance(price, int | float) or not 0.0 < price < math.inf:
+        raise InvalidInputError(
+            f"price={price!r:.80}: give $/GPU-hour above 0 or a PriceQuote, or providers=[...] to choose among quotes"
+        )
+    return PriceQuote(usd_per_gpu_hour=float(price), provider=GIVEN, market=market)
+
+
+def _known(wanted: str | Iterable[str], known: Iterable[str]) -> tuple[str, ...]:
+    """Providers as the quotes spell them."""
+    names = [wanted] if isinstance(wanted, str) else wanted
+    if not isinstance(names, list | tuple | set | frozenset) or not names:
+        raise InvalidInputError(f"providers={wanted!r:.80} names none; give a list of names, or leave it out for all")
+    by_name = {catalog.normalise(name): name for name in sorted(known)}
     found = []
-    for name in wanted:
-        if catalog.normalise(name) not in by_name:
-            raise UnknownNameError("provider", name, by_name.values(), f"Known: {', '.join(sorted(by_name.values()))}.")
+    for name in names:
+        if not isinstance(name, str) or catalog.normalise(name) not in by_name:
+            every = by_name.values()
+            raise UnknownNameError("provider", str(name), every, f"Known: {', '.join(every)}.")
         found.append(by_name[catalog.normalise(name)])
     return tuple(dict.fromkeys(found))

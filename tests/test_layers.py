@@ -19,6 +19,7 @@ ROOT = Path(moecost.__file__).parent
 LAYERS: list[list[str]] = [
     ["errors", "units", "arrays"],
     [
+        "validity",
         "sources",
         "coefficients",
         "quantities",
@@ -31,6 +32,7 @@ LAYERS: list[list[str]] = [
         "workload",
         "schedule",
         "published",
+        "interruptions",
     ],
     ["spec_files", "checked", "field_docs", "specs", "catalog"],
     ["components", "parameters", "flops"],
@@ -51,9 +53,10 @@ LAYERS: list[list[str]] = [
         "READERS",
     ],
     ["progress", "sweep_axes", "sweep_figures", "sweep_blocks", "sweep_files", "sweeping"],
-    ["fitting", "validation_report", "validation", "comparing", "planning"],
-    ["report", "comparison_report", "sweep_report", "plotting", "page", "probe"],
-    ["cli_prices", "cli", "__main__"],
+    ["plan_layouts", "plan_offers", "plan_figures", "plan_table", "plan_search", "planning"],
+    ["fitting", "validation_report", "validation", "comparing"],
+    ["report", "comparison_report", "sweep_report", "plan_report", "plotting", "page", "probe"],
+    ["cli_prices", "cli_plan", "cli", "__main__"],
     ["__init__"],
 ]
 ORDER = [name for layer in LAYERS for name in layer]
@@ -66,6 +69,7 @@ FORMULAS = frozenset(
         *("units", "arrays", "coefficients", "quantities", "storage", "lengths", "roofline", "experts"),
         *("communication", "cost", "workload", "components", "parameters", "flops", "operators", "step", "memory"),
         *("adaptation", "footprint", "schedule"),
+        *("validity", "interruptions"),
     }
 )
 PROFILE_READERS = frozenset({"operators", "step", "memory", "adaptation"})
@@ -79,6 +83,7 @@ UPWARD = frozenset(
         *(("results", name) for name in ("report", "plotting", "page")),
         *(("comparing", name) for name in ("comparison_report", "plotting")),
         ("sweeping", "sweep_report"),
+        *(("planning", name) for name in ("plan_report", "plotting")),
         ("job", "recipes"),
     }
 )
