@@ -334,6 +334,7 @@ _METHODS = _option("--methods", "Methods to choose from; the job's, or all.", me
 _MARKETS = _option("--market", "on_demand, spot, reserved, or several.", _words("on_demand", "spot", "reserved"))
 _HEADROOM = _option("--headroom", "Share of memory that stays free.", metavar="NUMBER")
 _MOST = _option("--max-gpus", "Most GPUs of a run.", metavar="INTEGER")
+_QUOTES = typer.Option("--prices", help="Price table to choose from.", metavar="FILE", show_default=False)
 _GRID = _option("--grid-gco2-per-kwh", "Carbon intensity of the grid, for CO2e.", metavar="NUMBER")
 
 
@@ -349,7 +350,7 @@ def plan(
     market: Annotated[str, _MARKETS] = "on_demand",
     headroom: Annotated[float | None, _HEADROOM] = None,
     max_gpus: Annotated[int | None, _MOST] = None,
-    prices: Annotated[Path | None, _PRICES] = None,
+    prices: Annotated[Path | None, _QUOTES] = None,
     grid: Annotated[float | None, _GRID] = None,
     field: Annotated[list[str] | None, _SET] = None,
     as_json: AsJson = False,
@@ -413,6 +414,7 @@ _PAGE = typer.Option("--out", "-o", help="The page; else the job's name and .htm
 def compare(
     jobs: Annotated[list[Path], _JOB_FILES],
     gpu: Annotated[list[str] | None, _GPUS] = None,
+    prices: Annotated[Path | None, _PRICES] = None,
     field: Annotated[list[str] | None, _SET] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -433,7 +435,8 @@ def compare(
     for path in jobs:
         name = path.stem if len({p.stem for p in jobs}) == len(jobs) else str(path)
         for on in gpu or (None,):
-            asked.append(_job_of(path, given if on is None else _moved(path, on) | given | {"gpu": on}))
+            one = _job_of(path, given if on is None else _moved(path, on) | given | {"gpu": on})
+            asked.append(one if prices is None else _priced(one, prices))
             labels.append(name if on is None else on if len(jobs) == 1 else f"{name} on {on}")
     found = compare(asked, labels=labels)
     _write((found.model_dump_json() if as_json else as_text(found, _width())) + "\n")

@@ -128,6 +128,7 @@ class _Variant:
         self.alone = {name: value for name, value in self.fields.items() if name not in SHARED_STATES}
         self.machines: dict[tuple[int, int], _Machine | None] = {}
         self.alike: dict[Recipe, int] = {}
+        self.sizes: dict[tuple[int, float], list[int]] = {}
         self.plans: dict[tuple[int, GPULayout], Resolved | None] = {}
 
     def machine(self, gpu: int, num_gpus: int) -> _Machine | None:
@@ -223,7 +224,7 @@ class _Variant:
                 if machine is None or layout.tensor_parallel_size > self._joined(machine, layout):
                     continue
                 plan = self.plan(gpu, layout, machine)
-                if plan is None:
+                if plan is None or not self._sizes(layout.data_parallel_size, machine.resolved.rows_per_epoch):
                     continue
                 where = self.position.setdefault(layout, len(self.position))
                 at = machines.setdefault(key, len(machines))
@@ -284,17 +285,19 @@ class _Variant:
             "parameters": np.full(n, float(r.model.num_parameters)),
         }
 
-    def _batches(self, shapes: Sequence[GPULayout], rows: float) -> tuple[Positions, Floats]:
-        """(unit, sequences of a micro-batch) of each candidate, ascending in both."""
-        by_ranks: dict[int, list[int]] = {}
-        for ranks in {s.data_parallel_size for s in shapes}:
+    def _sizes(self, ranks: int, rows: float) -> list[int]:
+        """Sequences of a micro-batch to try, ascending: no more than a GPU's share of an epoch fills."""
+        key = ranks, rows
+        if key not in self.sizes:
             share, asked = self.question.global_batch_size // ranks, self.question.micro_batch_sizes
             filled = max(-(-int(rows) // ranks), 1)
-            if asked is None:
-                by_ranks[ranks] = [b for b in doubling_divisors(share) if b <= filled] or [1]
-            else:
-                by_ranks[ranks] = sorted(b for b in asked if share % b == 0)
-        each = [by_ranks[s.data_parallel_size] for s in shapes]
+            open_ = [b for b in doubling_divisors(share) if b <= filled]
+            self.sizes[key] = open_ if asked is None else sorted({b for b in asked if share % b == 0})
+        return self.sizes[key]
+
+    def _batches(self, shapes: Sequence[GPULayout], rows: float) -> tuple[Positions, Floats]:
+        """(unit, sequences of a micro-batch) of each candidate, ascending in both."""
+        each = [self._sizes(s.data_parallel_size, rows) for s in shapes]
         which = np.repeat(np.arange(len(shapes)), [len(batches) for batches in each])
         return which, np.array([b for batches in each for b in batches], dtype=np.float64)
 

@@ -198,7 +198,10 @@ def plan(
         gpus, unquoted = sellers.gpus()
     listed = [gpus] if isinstance(gpus, str | Path | GPUSpec) else gpus
     asked = {"models": [model], "gpus": listed, "method": list(get_args(Method)) if methods is None else methods}
-    axes = read_axes(asked | fields)
+    try:
+        axes = read_axes(asked | fields)
+    except InvalidInputError as error:
+        raise InvalidInputError(str(error).removeprefix("models: ")) from None
     batch = _one("global_batch_size", axes.pop("global_batch_size", (DEFAULT_GLOBAL_BATCH,)))
     micro = axes.pop("micro_batch_size", None)
     given = {name: axes.pop(name) for name in LAYOUT_FIELDS if name in axes}

@@ -235,7 +235,7 @@ def test_few_modules_read_files_or_the_command_line(package: str) -> None:
     assert not wrong, wrong
 
 
-PRESENTATION = ("cli", "report", "comparison_report", "sweep_report", "plotting", "page")
+PRESENTATION = ("cli", "report", "comparison_report", "sweep_report", "plan_report", "plotting", "page")
 
 
 def test_the_library_knows_nothing_of_its_presentation() -> None:
