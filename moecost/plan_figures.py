@@ -7,9 +7,9 @@ as arrays.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
-from typing import Any, Final, Generic, TypeAlias, TypeVar, cast
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,15 +21,13 @@ from moecost.errors import MoECostError
 from moecost.footprint import trained_elements
 from moecost.job import Job
 from moecost.plan_layouts import Given, GPULayout, layouts
+from moecost.plan_stacks import Floats, Pool, Pools, Positions, each_with_lengths, with_lengths
 from moecost.resolution import Resolved, resolve
 from moecost.schedule import schedule
 from moecost.specs import GPUSpec
 from moecost.sweep_figures import hours_of_run, memory_figures, step_seconds, timed, with_support
 from moecost.units import GIB
-from moecost.workload import Device, Layout, Recipe, Workload
-
-Floats: TypeAlias = NDArray[np.float64]
-Positions: TypeAlias = NDArray[np.intp]
+from moecost.workload import Device, Recipe
 
 LARGEST_BATCHES: Final = 2
 """Of the micro-batches that fit, so many of the largest are timed: smaller ones pad less where lengths differ."""
@@ -195,7 +193,7 @@ class _Variant:
         units, plans, machines = self._units(tried, only)
         if not units:
             return
-        pools = _Pools(
+        pools = Pools(
             Pool([m.device for m in machines]),
             Pool([m.coefficients for m in machines]),
             Pool([p.workload.layout for p in plans]),
@@ -245,7 +243,7 @@ class _Variant:
 
     # -------------------------------------------------------------------------------------------- one kind
     def _computed(
-        self, r: Resolved, pools: _Pools, units: Positions, shapes: Sequence[GPULayout]
+        self, r: Resolved, pools: Pools, units: Positions, shapes: Sequence[GPULayout]
     ) -> dict[str, NDArray[Any]]:
         """Columns of candidates of one kind, at each micro-batch; units are (GPU, machine, plan, layout)."""
         q = self.question
@@ -301,9 +299,7 @@ class _Variant:
         which = np.repeat(np.arange(len(shapes)), [len(batches) for batches in each])
         return which, np.array([b for batches in each for b in batches], dtype=np.float64)
 
-    def _times(
-        self, r: Resolved, pools: _Pools, units: Positions, batch: Floats, share: Floats
-    ) -> dict[str, FloatLike]:
+    def _times(self, r: Resolved, pools: Pools, units: Positions, batch: Floats, share: Floats) -> dict[str, FloatLike]:
         """Seconds of a step and of a checkpoint, queries a second and hours of the run, of candidates that fit."""
         w, coefficients = pools.workload(r.workload, units, share / batch)
         ranks = np.broadcast_to(w.layout.data_parallel, batch.shape)
@@ -313,13 +309,14 @@ class _Variant:
         cut, per_step = float(r.sequence_length), with_support(np.broadcast_to(epoch.per_step, batch.shape))
         full, rest = np.asarray(epoch.full), np.asarray(epoch.rest)
         sizes = np.where(full > 0, batch, rest)
-        seconds, _ = timed(r, _wide(w), _spread(coefficients), with_support(sizes), cut, per_step)
+        seconds, _ = timed(r, with_lengths(w), each_with_lengths(coefficients), with_support(sizes), cut, per_step)
         seconds = np.broadcast_to(seconds, batch.shape)
         last = seconds.copy()
         smaller = np.flatnonzero((rest > 0) & (full > 0))
         if len(smaller):  # the last micro-batch of an epoch
             part, its = pools.workload(r.workload, units[smaller], (share / batch)[smaller])
-            last[smaller], _ = timed(r, _wide(part), _spread(its), with_support(rest[smaller]), cut, per_step[smaller])
+            part, its = with_lengths(part), each_with_lengths(its)
+            last[smaller], _ = timed(r, part, its, with_support(rest[smaller]), cut, per_step[smaller])
         r = replace(r, workload=w, coefficients=coefficients)
         step_s = step_seconds(r, w, epoch, epoch.mean(seconds, last))
         trained, _, width = trained_elements(w)
@@ -357,76 +354,3 @@ def _largest_or_first(which: Positions, fits: NDArray[np.bool_]) -> NDArray[np.b
     none = (so_far[last] - so_far[first] + fits[first] == 0)[unit]
     kept: NDArray[np.bool_] = (fits & (larger < LARGEST_BATCHES)) | (none & (np.arange(len(which)) == first[unit]))
     return kept
-
-
-# ------------------------------------------------------------------------------------------------ stacking
-_T = TypeVar("_T", bound=Device | Layout | Recipe | Coefficients)
-
-
-class Pool(Generic[_T]):
-    """Dataclasses of plain numbers that can stand side by side as one of arrays, where all else in them is equal."""
-
-    def __init__(self, items: Sequence[_T]) -> None:
-        self.items = items
-        kind: Any = type(items[0])
-        may = [f.name for f in fields(kind) if "FloatLike" in str(f.type)]
-        rest = [f.name for f in fields(kind) if f.name not in may]
-        self.numbers: dict[str, Floats] = {}
-        known: dict[Hashable, int] = {}
-        kinds = []
-        for item in items:
-            absent = tuple(getattr(item, name) is None for name in may)
-            key = (*absent, *(getattr(item, name) for name in rest))
-            kinds.append(known.setdefault(key, len(known)))
-        self.kind = np.array(kinds)
-        """Equal where items differ in numbers alone."""
-        for name in may:
-            values = [getattr(item, name) for item in items]
-            self.numbers[name] = np.array([np.nan if v is None else v for v in values], dtype=np.float64)
-
-    def stacked(self, which: Positions) -> _T:
-        """Items of one kind as one; what is equal in all of them stays a plain number."""
-        changes: dict[str, Any] = {}
-        sample = self.items[which[0]]
-        for name, column in self.numbers.items():
-            if getattr(sample, name) is None:
-                continue
-            values = column[which]
-            changes[name] = float(values[0]) if np.all(values == values[0]) else values
-        found: Any = sample
-        return cast(_T, replace(found, **changes))
-
-
-@dataclass(frozen=True)
-class _Pools:
-    device: Pool[Device]
-    coefficients: Pool[Coefficients]
-    layout: Pool[Layout]
-    recipe: Pool[Recipe]
-
-    def kinds(self, machines: Positions, plans: Positions) -> Positions:
-        """One number for what must be equal among candidates that are computed together."""
-        layout = self.layout
-        # a kind of parallelism that is there has operators of its own
-        there = [column[plans] > 1.0 for column in layout.numbers.values()]
-        columns = [self.device.kind[machines], self.coefficients.kind[machines], layout.kind[plans],
-                   self.recipe.kind[plans], *there]  # fmt: skip
-        found: Positions = np.unique(np.stack(columns, axis=1), axis=0, return_inverse=True)[1].ravel()
-        return found
-
-    def workload(self, like: Workload, units: Positions, accumulation: Floats) -> tuple[Workload, Coefficients]:
-        """The workload of candidates; units are (GPU, machine, plan, layout)."""
-        recipe = replace(self.recipe.stacked(units[:, 2]), gradient_accumulation_steps=np.maximum(accumulation, 1.0))
-        device, layout = self.device.stacked(units[:, 1]), self.layout.stacked(units[:, 2])
-        return replace(like, device=device, layout=layout, recipe=recipe), self.coefficients.stacked(units[:, 1])
-
-
-def _wide(w: Workload) -> Workload:
-    """With the last axis that the lengths of a batch run along."""
-    return replace(w, device=_spread(w.device), layout=_spread(w.layout), recipe=_spread(w.recipe))
-
-
-def _spread(item: _T) -> _T:
-    found: Any = item
-    changes = {f.name: with_support(v) for f in fields(found) if isinstance(v := getattr(item, f.name), np.ndarray)}
-    return cast(_T, replace(found, **changes))

@@ -92,7 +92,7 @@ def layouts(
     pipelines : those with several stages, or those without.
     """
     sizes = _sizes(model, runs_all_kinds(software), given, pipelines)
-    for gpus in given.get("num_gpus", _counts(max_gpus)):
+    for gpus in (n for n in given.get("num_gpus", _counts(max_gpus)) if n <= max_gpus):
         for tensor in sizes["tensor_parallel_size"]:
             for stages in sizes["pipeline_parallel_size"]:
                 for context in sizes["context_parallel_size"]:

@@ -129,9 +129,13 @@ class Sellers:
             raise NoPriceError(f"no quote of {self.named}; allow other providers or markets, or give price=")
         return found, len(every) - len(found)
 
-    def offers(self, gpu: GPUSpec, *, num_gpus: int, gpus_per_node: int) -> list[Offer]:
-        """See the function of this name."""
+    def offers(self, asked: Any, gpu: GPUSpec, *, num_gpus: int, gpus_per_node: int) -> list[Offer]:
+        """See the function of this name; of a GPU that was asked for as an instance type those of that type."""
         quotes = self.given or self.by_gpu.get(gpu.name, ())
+        if isinstance(asked, str) and catalog.instance(asked) is not None:
+            quotes = (
+                tuple(q for q in quotes if catalog.normalise(q.instance_type) == catalog.normalise(asked)) or quotes
+            )
         return offers(quotes, num_gpus=num_gpus, gpus_per_node=gpus_per_node, markets=self.markets)
 
 

@@ -14,7 +14,7 @@ FRONT_SHOWN: Final = 16
 COLUMNS: Final[tuple[tuple[str, Align], ...]] = (
     ("dollars", ">"), ("hours", ">"), ("GiB", ">"), ("kWh", ">"), ("batch", ">"), ("method, layout, provider", "<"),
 )  # fmt: skip
-_LIMITS: Final = {"budget_usd": "budget", "deadline_hours": "deadline", "memory": "memory"}
+_LIMITS: Final = {"budget_usd": "budget", "deadline_hours": "deadline", "memory": "memory", "quotes": "quotes"}
 
 
 def as_text(plan: Plan, width: int = WIDTH) -> str:

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
+from moecost import catalog
 from moecost.errors import InvalidInputError, UnknownNameError
 from moecost.estimation import estimate_job
 from moecost.job import Job
@@ -148,7 +149,8 @@ class Search:
         out: dict[str, int] = {}
         known = np.flatnonzero(~np.isnan(hours + usd))
         if not len(known):
-            out["memory"] = int(self._order[0])
+            first = int(self._order[0])
+            out[{DOES_NOT_FIT: "memory", NO_QUOTE: "quotes"}.get(int(t.status[first]), "deadline_hours")] = first
         if len(known) and self.limits.budget_usd is not None:
             out["budget_usd"] = _least(usd, known, hours, self.limits.deadline_hours)
         if len(known) and self.limits.deadline_hours is not None:
@@ -162,14 +164,14 @@ class Search:
         for name, value in which.items():
             if name not in frame:
                 raise UnknownNameError("column", name, frame, f"There are {', '.join(frame)}.")
-            chosen &= np.array([_same(name, have, value) for have in frame[name]], dtype=bool)
+            chosen &= np.asarray(frame[name] == _wanted(name, value))
         found = self._order[chosen[self._order]]
         asked = ", ".join(f"{name}={value!r:.80}" for name, value in which.items())
         if len(found):
             c = self.candidate(int(found[0]))
             return f"{'on the front' if c.status == 'front' else c.status}: {c.label}: {c.reason}"
         for refused in (self._refused(*one) for one in self.table.rows.refused):
-            if all(_same(name, getattr(refused, name, None), value) for name, value in which.items()):
+            if all(getattr(refused, name, None) == _wanted(name, value) for name, value in which.items()):
                 return f"{refused.status}: {refused.label}: {refused.reason}"
         raise InvalidInputError(f"nothing was tried with {asked}")
 
@@ -228,8 +230,14 @@ class Search:
 
     def _variant(self, variant: int) -> str:
         fields = self.variants[variant]
-        differing = [n for n in fields if n != "method" and len({str(v.get(n)) for v in self.variants if n in v}) > 1]
-        return ", ".join([str(fields.get("method")), *(f"{name}={fields[name]}" for name in differing)])
+        apart = [f"{name}={fields[name]}" for name in self._differing if name in fields]
+        return ", ".join([str(fields.get("method")), *apart])
+
+    @cached_property
+    def _differing(self) -> list[str]:
+        """Fields besides the method in which variants differ that have them."""
+        names = dict.fromkeys(name for v in self.variants for name in v if name != "method")
+        return [n for n in names if len({str(v[n]) for v in self.variants if n in v}) > 1]
 
     def _refused(self, gpu: int, variant: int, why: str) -> PlanCandidate:
         name = self.question.gpus[gpu]
@@ -292,7 +300,6 @@ class Search:
         """All lines as columns."""
         t = self.table
         specs = [t.rows.specs.get(i) for i in range(len(self.question.gpus))]
-        variants = {name for v in self.variants for name in v if len({str(w.get(name)) for w in self.variants}) > 1}
         quotes = [o.quote for o in t.offers]
         shapes = t.rows.layouts
         layout = t.of_rows("layout")
@@ -301,7 +308,7 @@ class Search:
             "num_gpus": t.of_rows("num_gpus"),
             "method": np.array([str(v.get("method")) for v in self.variants], object)[t.of_rows("variant")],
         }
-        for name in sorted(variants - {"method"}):
+        for name in self._differing:
             out[name] = np.array([str(v.get(name)) for v in self.variants], object)[t.of_rows("variant")]
         for name in ("zero_stage", "tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size",
                      "expert_parallel_size", "data_parallel_size"):  # fmt: skip
@@ -333,10 +340,6 @@ def _least(of: NDArray[np.float64], known: NDArray[np.intp], other: NDArray[np.f
     return int(among[np.argmin(of[among])])
 
 
-def _same(name: str, have: Any, wanted: Any) -> bool:
-    """Whether a value is the one asked for; names by any of their aliases."""
-    if name == "gpu" and isinstance(wanted, str):
-        from moecost.catalog import gpu_index
-
-        return bool(have == (gpu_index().get(wanted) or wanted))
-    return bool(have == wanted)
+def _wanted(name: str, value: Any) -> Any:
+    """A value as columns have it: of a GPU's aliases its name."""
+    return (catalog.gpu_index().get(value) or value) if name == "gpu" and isinstance(value, str) else value

@@ -41,6 +41,10 @@ LEFT_TO_THE_PLAN: Final = {
     "gpus_per_node": "leave it out, or name a cloud instance type as one of gpus",
 }
 """Fields of a job that a plan does not take, and what to do."""
+WITHOUT_MEANING: Final = {"full": (*ADAPTER_FIELDS, "density"), "sparse": ("lora_rank",)}
+"""Fields that are not given to variants of these methods; `density` is to sparse tuning alone."""
+NAMED: Final = 6
+"""Points of the front that a picture names."""
 LAYOUT_FIELDS: Final = ("num_gpus", "zero_stage", *SIZES)
 
 
@@ -102,12 +106,16 @@ class Plan(BaseModel):
         return pd.DataFrame(self._searched().frame())
 
     def plot(self, ax: Drawing | None = None) -> Drawing:
-        """Time against cost of the front and of the best of each GPU and method that lost (extra `[plot]`)."""
+        """Time against cost of the front, and of the best of each GPU and method that it beats (extra `[plot]`)."""
         from moecost.plotting import pareto
 
-        shown = [c for c in (*self.front, *self.lost, *self.nearest.values()) if c.cost_usd is not None and c.hours]
+        named = {round(i * (len(self.front) - 1) / max(NAMED - 1, 1)) for i in range(NAMED)}
+        within = [c for c in self.lost if c.status == "dominated"] if self.front else list(self.lost)
+        shown = [c for c in (*self.front, *within, *self.nearest.values()) if c.cost_usd is not None]
         hours, usd = [c.hours or math.nan for c in shown], [c.cost_usd or math.nan for c in shown]
-        return pareto(hours=hours, cost_usd=usd, labels=[c.label for c in shown], ax=ax)
+        few = {self.front[i].label for i in named} if self.front else {c.label for c in self.nearest.values()}
+        labels = [f"{c.num_gpus} x {c.gpu}, {c.provider}" if c.label in few else "" for c in shown]
+        return pareto(hours=hours, cost_usd=usd, labels=labels, ax=ax)
 
     def _searched(self) -> Search:
         if self._search is None:
@@ -223,7 +231,7 @@ def plan(
     @cache
     def offered(gpu: int, num_gpus: int) -> list[Offer]:
         per_node = rows.per_node[gpu, num_gpus]
-        return sellers.offers(rows.specs[gpu], num_gpus=num_gpus, gpus_per_node=per_node)
+        return sellers.offers(names[gpu], rows.specs[gpu], num_gpus=num_gpus, gpus_per_node=per_node)
 
     epochs = [float(variant.get("epochs", 1.0)) for variant in raw]
     table = priced(rows, offered, epochs, assumed, limits)
@@ -285,10 +293,10 @@ def _one(name: str, values: Sequence[Any]) -> int:
 
 
 def _fields(axes: Axes, values: Sequence[Any]) -> dict[str, Any]:
-    """Fields of a variant of the job; full tuning has no adapters."""
+    """Fields of a variant of the job, without those that have no meaning with its method."""
     found = dict(zip(axes, values, strict=True))
-    full = found.get("method") == "full"
-    return {name: value for name, value in found.items() if not (full and name in ADAPTER_FIELDS)}
+    without = WITHOUT_MEANING.get(found["method"], ("density",))
+    return {name: value for name, value in found.items() if name not in without}
 
 
 def _nothing_to_try(question: Question, refused: Sequence[tuple[int, int, str]]) -> str:

@@ -53,7 +53,7 @@ LAYERS: list[list[str]] = [
         "READERS",
     ],
     ["progress", "sweep_axes", "sweep_figures", "sweep_blocks", "sweep_files", "sweeping"],
-    ["plan_layouts", "plan_offers", "plan_figures", "plan_table", "plan_search", "planning"],
+    ["plan_layouts", "plan_offers", "plan_stacks", "plan_figures", "plan_table", "plan_search", "planning"],
     ["fitting", "validation_report", "validation", "comparing"],
     ["report", "comparison_report", "sweep_report", "plan_report", "plotting", "page", "probe"],
     ["cli_prices", "cli_plan", "cli", "__main__"],

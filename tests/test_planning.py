@@ -253,6 +253,22 @@ def test_providers_and_quotes() -> None:
     assert any("have no quote of lambda (on_demand) and were not tried" in note for note in every.notes)
 
 
+def test_an_instance_type_is_its_own_provider() -> None:
+    found = plan(*PEOPLE, gpus="p5.48xlarge", methods="qlora", max_gpus=8)
+    assert {c.job.price.instance_type for c in found.front} == {"p5.48xlarge"}
+    assert {c.billed_gpus for c in found.front} == {8}
+    assert found.best.estimate().gpu == "h100-80gb-sxm"
+
+
+def test_a_gpu_of_ones_own() -> None:
+    named = plan(*PEOPLE, gpus="a40", methods="qlora", max_gpus=2)
+    assert plan(*PEOPLE, gpus=[GPUSpec.load("a40")], methods="qlora", max_gpus=2).best.hours == named.best.hours
+    other = GPUSpec.load("a40").model_copy(update={"name": "mine"})
+    unknown = plan(*PEOPLE, gpus=[other], methods="qlora", max_gpus=2)
+    assert not unknown
+    assert unknown.nearest["quotes"].reason == "no quote of any provider (on_demand) for mine"
+
+
 def test_a_price_of_ones_own() -> None:
     found = plan(*PEOPLE, price=2.0, **SMALL)
     for c in found.front:
