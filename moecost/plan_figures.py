@@ -76,6 +76,8 @@ class Rows:
 
     layouts: list[GPULayout] = field(default_factory=list)
     refused: list[tuple[int, int, str]] = field(default_factory=list)
+    contradictions: list[str] = field(default_factory=list)
+    """What is wrong with layouts that were left out, in words."""
     columns: dict[str, NDArray[Any]] = field(default_factory=dict)
     per_node: dict[tuple[int, int], int] = field(default_factory=dict)
     """GPUs of a machine by GPU and number of GPUs."""
@@ -148,9 +150,9 @@ class _Variant:
             stage = {"zero_stage": 0} if num_gpus > 1 else {}
             found = resolve(Job(gpu=self.question.gpus[gpu], num_gpus=num_gpus, **self.alone, **stage))
         except MoECostError as error:
-            if self.machines.get((gpu, 1), True) is not None:
+            if not any((gpu, self.i) == told[:2] for told in self.rows.refused):
                 self.rows.refused.append((gpu, self.i, str(error)))
-            self.machines[key] = self.machines[gpu, 1] = None
+            self.machines[key] = None
             return None
         recipe = replace(found.workload.recipe, gradient_accumulation_steps=1.0)
         alike = self.alike.setdefault(recipe, len(self.alike))
@@ -170,8 +172,9 @@ class _Variant:
                 name = self.question.gpus[gpu]
                 batch = {"global_batch_size": self.question.global_batch_size}
                 self.plans[key] = resolve(Job(gpu=name, **self.fields, **layout.fields(), **batch))
-            except MoECostError:
+            except MoECostError as error:
                 self.plans[key] = None
+                self.rows.contradictions.append(str(error))
         return None if self.plans[key] is None else key
 
     def parts(self, *, pipelines: bool, only: set[tuple[int, int]] | None = None) -> Iterator[dict[str, NDArray[Any]]]:

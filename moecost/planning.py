@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, PrivateAttr
 
 from moecost.errors import InvalidInputError, UnsupportedError
 from moecost.job import Method
-from moecost.plan_figures import Question, evaluate
+from moecost.plan_figures import Question, Rows, evaluate
 from moecost.plan_layouts import SIZES
 from moecost.plan_offers import Offer, Sellers
 from moecost.plan_search import PlanCandidate, Search
@@ -210,32 +210,18 @@ def plan(
         axes = read_axes(asked | fields)
     except InvalidInputError as error:
         raise InvalidInputError(str(error).removeprefix("models: ")) from None
-    batch = _one("global_batch_size", axes.pop("global_batch_size", (DEFAULT_GLOBAL_BATCH,)))
-    micro = axes.pop("micro_batch_size", None)
-    given = {name: axes.pop(name) for name in LAYOUT_FIELDS if name in axes}
-    names = list(dict.fromkeys(axes.pop("gpu")))
-    raw = [_fields(axes, values) for values in itertools.product(*axes.values())]
-    question = Question(
-        gpus=tuple(names),
-        variants=tuple({name: loaded(name, value) for name, value in variant.items()} for variant in raw),
-        global_batch_size=batch,
-        micro_batch_sizes=None if micro is None or micro == (None,) else tuple(b for b in micro if b is not None),
-        headroom=float(min_memory_headroom),
-        max_gpus=max_gpus,
-        given={name: tuple(v for v in values if v is not None) for name, values in given.items()},
-    )
+    question, raw = _question(axes, min_memory_headroom, max_gpus)
     rows = evaluate(question)
     if not len(rows):
-        raise InvalidInputError(_nothing_to_try(question, rows.refused))
+        raise InvalidInputError(_nothing_to_try(question, rows))
 
     @cache
     def offered(gpu: int, num_gpus: int) -> list[Offer]:
         per_node = rows.per_node[gpu, num_gpus]
-        return sellers.offers(names[gpu], rows.specs[gpu], num_gpus=num_gpus, gpus_per_node=per_node)
+        return sellers.offers(question.gpus[gpu], rows.specs[gpu], num_gpus=num_gpus, gpus_per_node=per_node)
 
-    epochs = [float(variant.get("epochs", 1.0)) for variant in raw]
-    table = priced(rows, offered, epochs, assumed, limits)
-    search = Search(table, question, tuple(raw), limits, sellers.named)
+    table = priced(rows, offered, [float(variant.get("epochs", 1.0)) for variant in raw], assumed, limits)
+    search = Search(table, question, raw, limits, sellers.named)
     front = [search.candidate(i) for i in search.front]
     notes = _notes(question, "global_batch_size" in fields, assumed, markets, search, unquoted)
     found = Plan(
@@ -247,9 +233,9 @@ def plan(
         dataset=getattr(question.variants[0].get("dataset"), "name", None),
         budget_usd=limits.budget_usd,
         deadline_hours=limits.deadline_hours,
-        min_memory_headroom=float(min_memory_headroom),
+        min_memory_headroom=question.headroom,
         max_gpus=max_gpus,
-        global_batch_size=batch,
+        global_batch_size=question.global_batch_size,
         assumptions=assumed,
         notes=tuple(notes),
     )
@@ -286,6 +272,25 @@ def _markets(market: Any) -> tuple[Market, ...]:
     return tuple(dict.fromkeys(listed))
 
 
+def _question(axes: Axes, headroom: float, max_gpus: int) -> tuple[Question, tuple[dict[str, Any], ...]]:
+    """What is tried, and the fields of each variant of the job as they were given."""
+    batch = _one("global_batch_size", axes.pop("global_batch_size", (DEFAULT_GLOBAL_BATCH,)))
+    micro = tuple(b for b in axes.pop("micro_batch_size", ()) if b is not None)
+    given = {name: tuple(v for v in axes.pop(name) if v is not None) for name in LAYOUT_FIELDS if name in axes}
+    gpus = tuple(dict.fromkeys(axes.pop("gpu")))
+    raw = tuple(_fields(axes, values) for values in itertools.product(*axes.values()))
+    question = Question(
+        gpus=gpus,
+        variants=tuple({name: loaded(name, value) for name, value in variant.items()} for variant in raw),
+        global_batch_size=batch,
+        micro_batch_sizes=micro or None,
+        headroom=float(headroom),
+        max_gpus=max_gpus,
+        given={name: values for name, values in given.items() if values},
+    )
+    return question, raw
+
+
 def _one(name: str, values: Sequence[Any]) -> int:
     if len(values) != 1 or values[0] is None:
         raise InvalidInputError(f"{name}={list(values)!r:.80}: give one number, so that all candidates train the same")
@@ -299,9 +304,9 @@ def _fields(axes: Axes, values: Sequence[Any]) -> dict[str, Any]:
     return {name: value for name, value in found.items() if name not in without}
 
 
-def _nothing_to_try(question: Question, refused: Sequence[tuple[int, int, str]]) -> str:
-    if refused:
-        return refused[0][2]
+def _nothing_to_try(question: Question, rows: Rows) -> str:
+    for why in (*(why for _, _, why in rows.refused), *rows.contradictions):
+        return why
     sizes = ", ".join(f"{name}={list(values)}" for name, values in question.given.items())
     micro = question.micro_batch_sizes
     batch = f"global_batch_size={question.global_batch_size}" + (f", micro_batch_size={list(micro)}" if micro else "")
