@@ -305,8 +305,9 @@ def _fields(axes: Axes, values: Sequence[Any]) -> dict[str, Any]:
 
 
 def _nothing_to_try(question: Question, rows: Rows) -> str:
-    for why in (*(why for _, _, why in rows.refused), *rows.contradictions):
-        return why
+    first = next(iter([*(why for _, _, why in rows.refused), *rows.contradictions]), None)
+    if first is not None:
+        return first
     sizes = ", ".join(f"{name}={list(values)}" for name, values in question.given.items())
     micro = question.micro_batch_sizes
     batch = f"global_batch_size={question.global_batch_size}" + (f", micro_batch_size={list(micro)}" if micro else "")
