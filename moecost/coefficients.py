@@ -8,6 +8,7 @@ from typing import Any, Final
 import numpy as np
 
 from moecost.arrays import FloatLike
+from moecost.experts import ROUTER_SKEW
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,7 @@ class Coefficients:
     pcie_share : share of a GPU's PCIe rate, one way, of transfers between GPUs; no peer-to-peer copies assumed.
     network_share : share of the machine's network, one way, that rings over machines reach.
     exchange_share : share of a GPU's own port to the network, one way, that all-to-alls over machines reach.
+    network_hop_s : time of one step of a ring whose GPUs stand in several machines, beyond its bytes. [s]
     host_link_share : share of the PCIe rate, one way, at which weights stream from the host.
     """
 
@@ -38,11 +40,12 @@ class Coefficients:
     dequantize_bandwidth: FloatLike = 0.59
     optimizer_bandwidth: FloatLike = 0.85
     launch_s: FloatLike = 8e-6
-    router_skew: FloatLike = 0.35
+    router_skew: FloatLike = ROUTER_SKEW
     link_share: FloatLike = 0.90
     pcie_share: FloatLike = 0.16
     network_share: FloatLike = 0.85
     exchange_share: FloatLike = 0.46
+    network_hop_s: FloatLike = 15e-6
     host_link_share: FloatLike = 0.25
 
 
@@ -63,11 +66,12 @@ PLAUSIBLE: Final[dict[str, Plausible]] = {
     "dequantize_bandwidth": Plausible(0.05, 0.20, 0.90),
     "optimizer_bandwidth": Plausible(0.15, 0.20, 1.00),
     "launch_s": Plausible(0.40, 2e-6, 40e-6),
-    "router_skew": Plausible(0.30, 0.05, 0.43),
+    "router_skew": Plausible(0.30, 0.15, 0.43),
     "link_share": Plausible(0.25, 0.30, 2.00),
     "pcie_share": Plausible(0.50, 0.03, 0.80),
     "network_share": Plausible(0.25, 0.10, 1.20),
     "exchange_share": Plausible(0.25, 0.10, 1.20),
+    "network_hop_s": Plausible(0.70, 3e-6, 100e-6),
     "host_link_share": Plausible(0.25, 0.08, 0.90),
 }
 """`router_skew` stays below 0.43, where even the least loaded quadrature node of `experts` keeps its tokens."""

@@ -2,13 +2,19 @@ r"""Routing statistics: experts touched, tokens an expert, and how unevenly they
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from moecost.arrays import FloatLike
+from moecost.arrays import FloatLike, as_float
 
+ROUTER_SKEW: Final = 0.35
+"""Spread of the tokens an expert gets from a batch, over their mean, at top-2 of 8, where nothing is fitted.
+
+arXiv:2408.04693, Fig. 6 at 10 sequences: products take 14 % longer than even rows would give.
+"""
 LOAD_NODES: Final[NDArray[np.float64]] = np.sqrt(3.0) * np.array([-1.0, 0.0, 1.0])
 LOAD_WEIGHTS: Final[NDArray[np.float64]] = np.array([1.0, 4.0, 1.0]) / 6.0
 """Gauss-Hermite quadrature of the standard normal law: exact for polynomials of degree 5."""
@@ -78,6 +84,62 @@ def load_imbalance(*, num_experts: FloatLike, num_experts_per_tok: FloatLike, va
     """
     quantile = normal_quantile((np.asarray(num_experts, dtype=np.float64) - 0.375) / (num_experts + 0.25))
     return np.minimum(1.0 + variation * np.maximum(quantile, 0.0), num_experts / num_experts_per_tok)
+
+
+def group_imbalance(
+    *, num_groups: FloatLike, num_experts: FloatLike, num_experts_per_tok: FloatLike, variation: FloatLike
+) -> FloatLike:
+    r"""Busiest of equal groups of experts over the mean, >= 1: experts vary independently, so groups vary less.
+
+    .. math:: c_{group} = c\, \sqrt{g / E}
+
+    >>> c = 0.35
+    >>> one, eight = (group_imbalance(num_groups=g, num_experts=8, num_experts_per_tok=2, variation=c) for g in (1, 8))
+    >>> round(float(one), 3), round(float(eight), 3)
+    (1.0, 1.502)
+    """
+    share = np.minimum(1.0, num_groups * num_experts_per_tok / num_experts)  # of its tokens' experts a group can have
+    spread = variation * np.sqrt(num_groups / num_experts)
+    return load_imbalance(num_experts=num_groups, num_experts_per_tok=share, variation=spread)
+
+
+def expert_capacity(
+    *, tokens: FloatLike, num_experts: FloatLike, num_experts_per_tok: FloatLike, capacity_factor: FloatLike
+) -> FloatLike:
+    r"""Tokens that an expert takes at most, and is padded to: :math:`\lceil CF\, T k / E \rceil`. [token]
+
+    Source: GShard (arXiv:2006.16668), as Megatron-Core computes it for the tokens of a device group.
+
+    >>> float(expert_capacity(tokens=4096, num_experts=64, num_experts_per_tok=1, capacity_factor=1.25))
+    80.0
+    """
+    return as_float(np.ceil(as_float(capacity_factor) * tokens * num_experts_per_tok / num_experts))
+
+
+def dropped_fraction(
+    *, tokens: FloatLike, num_experts: FloatLike, num_experts_per_tok: FloatLike, capacity_factor: FloatLike
+) -> FloatLike:
+    r"""Share of routed tokens over the capacity of their expert, under uniform routing.
+
+    .. math:: \frac{\sigma}{\mu} \left(\varphi(z) - z\,(1 - \Phi(z))\right), \quad z = \frac{C - \mu}{\sigma}
+
+    Notes
+    -----
+    The mean excess of a normal load over C. Simulated routers of 64 to 128 experts drop within a tenth of it.
+
+    >>> round(float(dropped_fraction(tokens=4096.0, num_experts=64, num_experts_per_tok=1, capacity_factor=1.0)), 4)
+    0.0495
+    """
+    shape = {"tokens": as_float(tokens), "num_experts": num_experts, "num_experts_per_tok": num_experts_per_tok}
+    mean = shape["tokens"] * num_experts_per_tok / num_experts
+    variation = binomial_variation(**shape)
+    z = (expert_capacity(**shape, capacity_factor=capacity_factor) / mean - 1.0) / variation
+    density = np.exp(-z * z / 2.0) / np.sqrt(2.0 * np.pi)
+    above = np.asarray(_erfc(z / np.sqrt(2.0)), dtype=np.float64) / 2.0
+    return as_float(variation * (density - z * above))
+
+
+_erfc: Final = np.frompyfunc(math.erfc, 1, 1)
 
 
 def normal_quantile(probability: FloatLike) -> FloatLike:

@@ -12,6 +12,8 @@ ROW_PARALLEL: Final = frozenset({"attention.o", "mlp.w2", "expert.w2", "shared.w
 """Matrices that tensor parallelism cuts along their input; others along their output."""
 REPLICATED: Final = frozenset({"router", "attention.q_a", "attention.kv_a", "mamba.x_proj", "mamba.dt_proj"})
 """Matrices that each tensor-parallel GPU holds whole."""
+SHARED_INPUTS: Final = frozenset({"attention.k", "attention.v", "expert.w3", "mlp.w3", "shared.w3"})
+"""Kernels that read the very tensor that a sibling reads (keys and values that of the queries, up that of the gate)."""
 
 
 def all_parameters(workload: Workload) -> int:
@@ -38,10 +40,15 @@ def trained_elements(workload: Workload) -> tuple[FloatLike, int, float]:
 
 
 def adapter_size(recipe: Recipe, use: WeightUse) -> FloatLike:
-    """Adapter weights beside the copies of one matrix of one layer: r (in + out), and a magnitude a row with DoRA."""
+    """Adapter weights beside the copies of one matrix of one layer: r (in + out), and a magnitude a row with DoRA.
+
+    Of sparse tuning the changes themselves, a share of the weights.
+    """
     if not use.adapted:
         return 0.0
     m = use.matrix
+    if recipe.density:
+        return recipe.density * m.copies * m.weights
     each = recipe.rank * use.adapter_width
     return m.copies * (each + m.out_features if recipe.decomposes_weights else each)
 

@@ -23,7 +23,7 @@ from moecost.storage import COMPUTE_BYTES, OPTIMIZERS, WEIGHT_FORMATS
 MAX_TOKENS: Final = 100_000_000
 MAX_BATCH: Final = 2**24
 
-Method = Literal["full", "lora", "qlora", "dora"]
+Method = Literal["full", "lora", "qlora", "dora", "sparse"]
 Checkpointing = Literal["none", "selective", "full"]
 
 
@@ -217,10 +217,13 @@ class Job(Checked, Described):
     epochs: Annotated[Real, Field(gt=0, le=1e6)] = 1.0
     """Passes over the data."""
 
-    method: Annotated[Method, _one_of("method", ("full", "lora", "qlora", "dora"))] = "full"
-    """What is trained: all weights, or adapters beside frozen ones (16-bit: `lora`, `dora`; quantized: `qlora`)."""
+    method: Annotated[Method, _one_of("method", ("full", "lora", "qlora", "dora", "sparse"))] = "full"
+    """What is trained: all weights, adapters beside frozen ones (16-bit: `lora`, `dora`; quantized: `qlora`), or a few
+    of the weights themselves (`sparse`: SpIEL)."""
     lora_rank: Annotated[int, BeforeValidator(_whole), Field(ge=1, le=65536)] = 16
     """Rank of the adapters."""
+    density: Annotated[Real, Field(gt=0, le=1)] | None = None
+    """Share of the targets' weights that `sparse` changes; None: 0.01, as in SpIEL's code."""
     lora_targets: Annotated[tuple[Target, ...], BeforeValidator(_targets), Field(min_length=1)] = ("all-linear",)
     """Modules with adapters: suffixes of names, or `attention`, `experts`, `all-linear`."""
     weight_dtype: Annotated[str, _one_of("weight format", tuple(WEIGHT_FORMATS))] | None = None
@@ -246,6 +249,8 @@ class Job(Checked, Described):
 
     zero_stage: Annotated[int, BeforeValidator(_whole), Field(ge=0, le=3)] | None = None
     """What data-parallel GPUs shard: 0 nothing (DDP), 1 optimizer, 2 and gradients, 3 and weights (FSDP)."""
+    shard_group_size: Degree | None = None
+    """GPUs that a replica of sharded states is spread over (hybrid FSDP, MiCS); None: all that are data-parallel."""
     tensor_parallel_size: Degree = 1
     """GPUs that share each product; data parallelism is what the other kinds leave of `num_gpus`."""
     pipeline_parallel_size: Degree = 1
@@ -359,6 +364,13 @@ class Job(Checked, Described):
         return self
 
     @property
+    def held_weight_dtype(self) -> str:
+        """How weights are held: as asked, else 16 bits, or 4 with `qlora`."""
+        if self.method == "full" and self.weight_dtype == "fp8":
+            return "bf16"  # trained weights keep 16 bits beside their fp8 copies
+        return self.weight_dtype or ("nf4-dq" if self.method == "qlora" else "bf16")
+
+    @property
     def model_parallel_size(self) -> int:
         """GPUs that share one replica: tensor x pipeline x context parallel."""
         return self.tensor_parallel_size * self.pipeline_parallel_size * self.context_parallel_size
@@ -377,15 +389,19 @@ class Job(Checked, Described):
 
     def _adapters_have_a_method(self) -> None:
         """Adapter fields beside full tuning are a slip: a method left out, or one forgotten."""
+        if self.density is not None and self.method != "sparse":
+            raise ValueError(f"density={self.density} has no meaning with method={self.method!r}; use method='sparse'")
         for name in ("lora_rank", "lora_targets"):
             value = getattr(self, name)
-            if self.adapts or name not in self.model_fields_set:
+            used = self.adapts and not (self.method == "sparse" and name == "lora_rank")
+            if used or name not in self.model_fields_set:
                 continue
             if "method" not in self.model_fields_set:
                 raise ValueError(f"{name}={_shown(value)} is given without a method; add method='lora' (or 'qlora')")
             if value != type(self).model_fields[name].default:  # a job read back says its defaults
                 raise ValueError(
-                    f"{name}={_shown(value)} has no meaning with method='full'; leave it out, or use method='lora'"
+                    f"{name}={_shown(value)} has no meaning with method={self.method!r}; leave it out, or use "
+                    "method='lora'"
                 )
 
 

@@ -42,7 +42,7 @@ class MeasuredRun(BaseModel):
     peak_memory_gib, memory_kind : on one GPU, as PyTorch allocated or reserved it or as nvidia-smi showed it; None:
         the source does not say which. [GiB]
     outcome : whether it ran (`ok`) or ran out of memory (`oom`), where that was told.
-    source, source_key : where the figures were published, and a short word for the publisher.
+    source, source_key, date : where the figures were published, a short word for the publisher, and when.
     group : runs with the same text stay on one side of any split; None: each run is its own.
     trust : 3 machine output or official result with settings, 2 a table with a doubt, 1 a user's report.
     id, notes : of the row or log it comes from.
@@ -60,6 +60,7 @@ class MeasuredRun(BaseModel):
     outcome: Outcome | None = None
     source: str = ""
     source_key: str = ""
+    date: str = ""
     group: str | None = None
     trust: Literal[1, 2, 3] = 3
     id: str = ""

@@ -11,7 +11,8 @@ The peak is the largest of four moments:
 
 The stages of a pipeline are not told apart: one has the embedding and the micro-batches in flight of the first, the
 head and the logits of the last. That counts too much, yet measured peaks (nanotron, SimuMax) lie there: within 9 and
-2 %, against 21 and 3 % for the fuller of the two.
+2 %, against 21 and 3 % for the fuller of the two. Interleaved stages have 1 + (p - 1) / (p v) times as many
+micro-batches in flight (Megatron-Core's own count). Dealt-out experts hold the tokens of the GPU that gets the most.
 
 Every part is linear in the sequences of a micro-batch, so the largest batch is solved in closed form and then checked
 against the same bytes: memory(b) <= capacity < memory(b + 1).
@@ -27,16 +28,14 @@ from typing import Any, Final, Literal, TypeAlias
 import numpy as np
 
 from moecost.arrays import FloatLike, as_float
-from moecost.footprint import holders, per_gpu, trained_elements, trained_per_gpu, vector_parameters
-from moecost.quantities import Layers
+from moecost.experts import ROUTER_SKEW, group_imbalance, load_variation
+from moecost.footprint import SHARED_INPUTS, holders, per_gpu, trained_elements, trained_per_gpu, vector_parameters
+from moecost.quantities import Layers, RoutedExperts
 from moecost.software import MemoryHabits
 from moecost.workload import Block, Layout, Recipe, WeightUse, Workload, experts_per_token
 
 Moment: TypeAlias = Literal["loss", "backward", "gradients", "optimizer"]
 MOMENTS: Final[tuple[Moment, ...]] = ("loss", "backward", "gradients", "optimizer")
-
-SHARED_INPUTS: Final = frozenset({"attention.k", "attention.v", "expert.w3", "mlp.w3", "shared.w3"})
-"""Kernels that read the very tensor that a sibling reads (keys and values that of the queries, up that of the gate)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +74,10 @@ class Held:
     gradients: FloatLike
     optimizer: FloatLike
     copies: FloatLike  # of the optimizer's step, transient
-    expanded: FloatLike  # the largest quantized matrix in the compute type
+    expanded: FloatLike  # the largest quantized matrix in the compute type, or what sparse tuning makes of a matrix
     gathered: FloatLike
     collectives: FloatLike
+    candidates: FloatLike  # of sparse tuning's selection window
 
 
 def held_bytes(workload: Workload, habits: MemoryHabits) -> Held:
@@ -92,10 +92,27 @@ def held_bytes(workload: Workload, habits: MemoryHabits) -> Held:
         gradients=trained_per_gpu(workload, sharded=stage >= 2) * recipe.gradient_bytes,
         optimizer=stepped * recipe.optimizer_bytes if on_host == "none" else 0.0,
         copies=habits.optimizer_transient * stepped * width if recipe.optimizer_copies and on_host == "none" else 0.0,
-        expanded=max((u.matrix.weights for _, u in workload.uses() if u.quantized), default=0) * recipe.compute_bytes,
-        gathered=gathered_bytes(workload) if stage >= 3 or on_host == "parameters" else 0.0,
+        expanded=_expanded_bytes(workload),
+        gathered=gathered_bytes(workload) if stage >= 3 or layout.streams_weights else 0.0,
         collectives=np.where(np.asarray(layout.num_gpus) > 1, habits.communication_bytes, 0.0)[()],
+        candidates=CANDIDATE_BYTES * stepped if recipe.density else 0.0,
     )
+
+
+CANDIDATE_BYTES: Final = 10.0
+"""A candidate of SpIEL's selection window: an int32 index, and sums of gradients, of their squares and a count in 16
+bits; as many as there are changes (its released code, arXiv:2401.16405). [byte]"""
+
+
+def _expanded_bytes(workload: Workload) -> float:
+    """The largest quantized matrix in the compute type; with sparse tuning, the largest target with its changes and
+    its whole gradient, and 64-bit indices. [byte]"""
+    recipe = workload.recipe
+    expanded = max((u.matrix.weights for _, u in workload.uses() if u.quantized), default=0) * recipe.compute_bytes
+    if not recipe.density:
+        return float(expanded)
+    largest = max((u.matrix.weights for _, u in workload.uses() if u.adapted), default=0)
+    return float(max(expanded, largest * (2.0 * recipe.compute_bytes + 8.0 * recipe.density)))
 
 
 def moments(
@@ -114,7 +131,9 @@ def moments(
     held = held or held_bytes(workload, habits)
     tokens = sequences * padded_length / layout.context_parallel
     gradients, expanded, gathered = held.gradients, held.expanded, held.gathered
-    flight = np.minimum(layout.pipeline_parallel, recipe.gradient_accumulation_steps) / layout.pipeline_parallel
+    stages, chunks = layout.pipeline_parallel, layout.virtual_pipeline
+    flight = np.minimum(stages, recipe.gradient_accumulation_steps) / stages
+    flight = flight * np.where(np.asarray(chunks) > 1, 1.0 + (stages - 1.0) / (stages * chunks), 1.0)
     kept = flight * saved_activations(workload, habits, sequences=sequences, padded_length=padded_length)
     inputs = flight * quantized_inputs(workload, tokens=tokens) if recipe.keeps_inputs else 0.0
     live = live_layer(workload, habits, sequences=sequences, padded_length=padded_length)
@@ -132,9 +151,14 @@ def moments(
 
     return {
         "loss": parts(early, kept + inputs, logits, gathered),
-        "backward": parts(early if recipe.trains_all else gradients, back + inputs + live, 0.0, expanded + gathered),
-        "gradients": parts(gradients, inputs + live, 0.0, expanded + gathered),
-        "optimizer": parts(gradients, 0.0, 0.0, held.copies),
+        "backward": parts(
+            early if recipe.trains_all else gradients,
+            back + inputs + live,
+            0.0,
+            expanded + gathered + held.candidates,
+        ),
+        "gradients": parts(gradients, inputs + live, 0.0, expanded + gathered + held.candidates),
+        "optimizer": parts(gradients, 0.0, 0.0, held.copies + held.candidates),
     }
 
 
@@ -206,6 +230,18 @@ def _least(values: Iterable[FloatLike]) -> Any:
 
 
 # ------------------------------------------------------------------------------------------------ parts
+def fused_loss_chunk(*, tokens: int, hidden_size: int, vocab_size: int) -> tuple[int, int]:
+    """(chunks, tokens of one) in which Liger's fused linear cross entropy makes logits. Profiles hold what is measured.
+
+    Source: Liger-Kernel's code: a chunk's logits are about as large as the input, rounded up to a power of two.
+
+    >>> fused_loss_chunk(tokens=16384, hidden_size=4096, vocab_size=32000)
+    (8, 2048)
+    """
+    chunks = -(-vocab_size // hidden_size)
+    return chunks, 1 << (-(-tokens // chunks) - 1).bit_length()
+
+
 def weight_bytes(workload: Workload) -> FloatLike:
     """Bytes of the model's weights that one GPU holds, adapters apart; a tied head once. [byte]"""
     recipe, layout = workload.recipe, workload.layout
@@ -216,7 +252,7 @@ def weight_bytes(workload: Workload) -> FloatLike:
         biases = (use.matrix.parameters - use.matrix.copies * use.matrix.weights) * recipe.weight_bytes
         return use.matrix.copies * use.matrix.weights * recipe.quantized_bytes + biases
 
-    if layout.offload == "parameters":
+    if layout.streams_weights:
         return 0.0
     rest = vector_parameters(workload) * recipe.weight_bytes
     return per_gpu(workload, held, rest, sharded=layout.zero_stage >= 3)
@@ -274,14 +310,16 @@ def layer_activations(
     norms, which sequence parallelism divides as well.
     """
     width = recipe.compute_bytes
+    read = NARROW_INPUT if recipe.narrow else 1.0  # what products read is kept as they read it
     tokens = sequences * padded_length / layout.context_parallel
-    elements: FloatLike = 2.0 * layers.hidden_size * layers.num_norms * recipe.stream_bytes / recipe.compute_bytes
+    stream = layers.hidden_size * recipe.stream_bytes / recipe.compute_bytes
+    elements: FloatLike = (1.0 + read) * stream * layers.num_norms
     if not layout.sequence_parallel:
         elements = elements * layout.tensor_parallel  # divided below with all else
     extra: FloatLike = 0.0
     core = layers.attention
     if core is not None:
-        elements = elements + core.num_heads * (core.qk_head_dim + core.v_head_dim)
+        elements = elements + core.num_heads * (core.qk_head_dim + read * core.v_head_dim)
         elements = elements + core.num_key_value_heads * (core.qk_head_dim + core.v_head_dim)
         extra = extra + tokens * 4.0 * core.num_heads
         if recipe.attention == "eager":
@@ -292,12 +330,27 @@ def layer_activations(
     if layers.experts is not None:
         e = layers.experts
         k = experts_per_token(recipe, layers)
-        wide = 4.0 if e.gated else 2.0
-        elements = elements + k * (2.0 * e.hidden_size + wide * e.intermediate_size)
+        wide = (3.0 if e.gated else 1.0) + read
+        routed = (1.0 + read) * e.hidden_size + wide * e.intermediate_size
+        elements = elements + k * routed * _busiest(e, k, recipe, layout)
         extra = extra + tokens * 8.0 * e.num_experts
     for ffn in layers.feed_forward:
-        elements = elements + (4.0 if ffn.gated else 2.0) * ffn.intermediate_size
+        elements = elements + ((3.0 if ffn.gated else 1.0) + read) * ffn.intermediate_size
     return (tokens * width * elements + extra) / layout.tensor_parallel
+
+
+def _busiest(experts: RoutedExperts, per_token: FloatLike, recipe: Recipe, layout: Layout) -> FloatLike:
+    """Tokens of the GPU whose experts get the most, over the mean; bounded by the experts' capacity."""
+    if recipe.balanced or (isinstance(layout.expert_parallel, float) and layout.expert_parallel == 1.0):
+        return 1.0
+    of = {"num_experts": experts.num_experts, "num_experts_per_tok": per_token}
+    variation = load_variation(**of, router_skew=ROUTER_SKEW)
+    found = group_imbalance(num_groups=layout.expert_parallel, **of, variation=variation)
+    return found if recipe.capacity_factor is None else np.minimum(found, max(recipe.capacity_factor, 1.0))
+
+
+NARROW_INPUT: Final = 0.5
+"""Bytes of an input that is kept in 8 bits for the weight's gradient, over those of 16 bits."""
 
 
 def _all_layers(

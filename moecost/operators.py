@@ -17,16 +17,20 @@ from numpy.typing import NDArray
 from moecost.arrays import FloatLike, as_float
 from moecost.coefficients import Coefficients
 from moecost.communication import (
+    LINK_RAMP_S,
+    NETWORK_RAMP_S,
     all_reduce_bytes,
+    distinct_machines,
     expert_parallel_bytes,
     gather_bytes,
     tensor_latency,
     tensor_parallel_bytes,
+    transfer_s,
 )
-from moecost.experts import LOAD_WEIGHTS, experts_touched, load_variation, rows_of_experts
-from moecost.footprint import REPLICATED, adapter_size, cut
+from moecost.experts import LOAD_WEIGHTS, experts_touched, group_imbalance, load_variation, rows_of_experts
+from moecost.footprint import REPLICATED, SHARED_INPUTS, adapter_size, cut
 from moecost.quantities import LayerKind
-from moecost.roofline import gemm_compute_time, gemm_flops
+from moecost.roofline import gemm_compute_time, gemm_flops, grouped_gemm_time
 from moecost.software import Grouped, HostWork, Launches, SoftwareProfile, Traffic
 from moecost.workload import Batches, Block, Device, Layout, Recipe, WeightUse, Workload, experts_per_token
 
@@ -104,14 +108,29 @@ class _Context:
         """Tokens a GPU has of what tensor parallelism leaves whole."""
         return self.tokens / self.layout.sequence_cut
 
+    @property
+    def routed_tokens(self) -> FloatLike:
+        """Tokens that a GPU routes: tensor-parallel GPUs share them out where experts are cut less than the rest."""
+        return self.tokens * self.layout.expert_cut / self.layout.tensor_parallel
+
     def elementwise(
-        self, moved: FloatLike, launches: FloatLike = 1.0, host: FloatLike = 0.0, flops: FloatLike = 0.0
+        self,
+        moved: FloatLike,
+        launches: FloatLike = 1.0,
+        host: FloatLike = 0.0,
+        flops: FloatLike = 0.0,
+        flops_per_s: FloatLike | None = None,
     ) -> Work:
-        """Work bound by its traffic, or by the FLOPs that come with it."""
+        """Work bound by its traffic, or by the FLOPs that come with it, at the rate of products where none is given."""
         d, c = self.device, self.coefficients
         reading = moved / (d.bytes_per_s * c.elementwise_bandwidth)
-        computing = flops / (d.peak_flops_per_s * c.gemm_efficiency)
-        return Work(np.maximum(reading, computing), flops, moved, launches, host)
+        rate = d.peak_flops_per_s * c.gemm_efficiency if flops_per_s is None else flops_per_s
+        return Work(np.maximum(reading, flops / rate), flops, moved, launches, host)
+
+    @property
+    def core_flops_per_s(self) -> FloatLike:
+        """What attention cores and scans reach, in 16 bits. [FLOP/s]"""
+        return self.device.core_flops_per_s * self.coefficients.attention_efficiency
 
     def both_ways(
         self, kernel: str, layer: LayerKind, forward_bytes: FloatLike, launches: FloatLike, host: Launches | None = None
@@ -144,19 +163,15 @@ class _Context:
     ) -> tuple[FloatLike, FloatLike]:
         c, d = self.coefficients, self.device
         rate = d.peak_flops_per_s * c.gemm_efficiency
-        padding, efficiency = 0.0, 1.0
-        if grouped is not None and self.grouped is not None:
-            padding, efficiency = self.grouped.half_rows, self.grouped.efficiency
-            efficiency *= GROUPED_GRADIENT if grouped == "depth" else 1.0
-        compute = gemm_compute_time(
-            rows=rows + padding if grouped == "rows" else rows,
-            in_features=in_features + padding if grouped == "depth" else in_features,
-            out_features=out_features,
-            num_sms=d.num_sms,
-            flops_per_s=rate * efficiency,
-        )
+        reads = d.bytes_per_s * c.gemm_bandwidth
+        sizes = {"rows": rows, "in_features": in_features, "out_features": out_features}
         moved = self.recipe.compute_bytes * (in_features * out_features + rows * (in_features + out_features))
-        seconds = np.maximum(compute, moved / (d.bytes_per_s * c.gemm_bandwidth))
+        if grouped is not None and self.grouped is not None:
+            rate = rate * self.grouped.efficiency * (GROUPED_GRADIENT if grouped == "depth" else 1.0)
+            flops = gemm_flops(**sizes)
+            seconds = grouped_gemm_time(flops=flops, bytes_moved=moved, flops_per_s=rate, bytes_per_s=reads)
+        else:
+            seconds = np.maximum(gemm_compute_time(**sizes, num_sms=d.num_sms, flops_per_s=rate), moved / reads)
         filled = gemm_flops(rows=np.ceil(rows / SM_ROWS) * SM_ROWS, in_features=in_features, out_features=out_features)
         return seconds, SM_BUSY * np.minimum(filled / (rate * seconds), 1.0)
 
@@ -169,15 +184,38 @@ class _Context:
         d = self.device
         ports = np.maximum(d.gpus_per_node / stride, 1.0)
         across = np.minimum(self.inside, d.network_bytes_per_s * self.coefficients.network_share * ports)
-        return sent_bytes / np.where(num_gpus * stride <= d.gpus_per_node, self.inside, across)
+        beyond = num_gpus * stride > d.gpus_per_node
+        return transfer_s(
+            sent_bytes=sent_bytes,
+            bytes_per_s=np.where(beyond, across, self.inside),
+            ramp_s=np.where(beyond, NETWORK_RAMP_S, LINK_RAMP_S),
+        )
 
-    def exchange_s(self, sent_bytes: FloatLike, num_gpus: FloatLike, stride: FloatLike = 1.0) -> FloatLike:
-        """Seconds of an all-to-all over GPUs that lie `stride` apart: each by its own port to other machines."""
-        d = self.device
-        span = num_gpus * stride
-        leaves = np.maximum(1.0 - d.gpus_per_node / span, 0.0)
-        across = leaves * sent_bytes / (d.network_bytes_per_s * self.coefficients.exchange_share)
-        return np.maximum((1.0 - leaves) * sent_bytes / self.inside, across)
+    def exchange_s(self, token_bytes: FloatLike, experts_per_token: FloatLike) -> FloatLike:
+        """Seconds in which tokens of `token_bytes` together reach their experts, or come back from them.
+
+        Each GPU sends by its own port to other machines; inside a machine every copy takes the fast link.
+        """
+        d, layout = self.device, self.layout
+        group = layout.expert_parallel
+        machines = np.maximum(group * layout.expert_cut / d.gpus_per_node, 1.0)
+        sent = expert_parallel_bytes(token_bytes=token_bytes, experts_per_token=experts_per_token, num_gpus=group)
+        leaves = 1.0 - 1.0 / machines
+        if layout.dispatch.sent_to == "all":
+            sent, copies = token_bytes * (group - 1.0), machines - 1.0
+        elif layout.dispatch.sent_to == "machines":
+            copies = distinct_machines(machines=machines, experts_per_token=experts_per_token) * leaves
+        else:
+            copies = experts_per_token * leaves
+        across = copies * token_bytes / (d.network_bytes_per_s * self.coefficients.exchange_share)
+        staying = sent if layout.dispatch.sent_to == "machines" else sent - copies * token_bytes
+        return np.maximum(staying / self.inside, across) + layout.dispatch.exchange_s
+
+    @property
+    def pipelined_host_s(self) -> FloatLike:
+        """Host time of a tensor-parallel collective that some stacks add in a pipeline. [s]"""
+        each = self.host.pipelined_tensor_s * self.layout.tensor_parallel
+        return as_float(np.where(self.layout.pipeline_parallel > 1, each, 0.0))
 
     @property
     def inside(self) -> FloatLike:
@@ -254,7 +292,7 @@ def _products(
     forward_s, sm = (mean(x) for x in context.gemm(each, wide_in, wide_out, rows_of))
     backward_s, backward_sm = (mean(x) for x in context.gemm(each, wide_out, wide_in, rows_of))
     products = 1
-    if use.trained:
+    if use.trained or (use.adapted and recipe.density):  # sparse tuning forms the whole gradient, and keeps some of it
         gradient_s, gradient_sm = (mean(x) for x in context.gemm(wide_out, each, wide_in, depth_of))
         backward_sm = (backward_sm * backward_s + gradient_sm * gradient_s) / (backward_s + gradient_s)
         backward_s, products = backward_s + gradient_s, 2
@@ -274,7 +312,13 @@ def _products(
             backward_sm,
         ),
     )
-    if use.quantized:
+    if recipe.narrow and m.kernel != "head":
+        each = n * rows * context.traffic.narrow_operand
+        read = 0.0 if m.kernel in SHARED_INPUTS else wide_in
+        yield Operator(
+            f"{m.kernel}.cast", use.layer, context.elementwise(each * read, n), context.elementwise(each * wide_out, n)
+        )
+    if use.quantized and recipe.expands:
         family = m.kernel.split(".")[0]
         moved = wide_in * wide_out * (recipe.quantized_bytes + recipe.compute_bytes)
         seconds = moved / (context.device.bytes_per_s * context.coefficients.dequantize_bandwidth)
@@ -289,7 +333,7 @@ def _products(
             f"{m.kernel}.output", use.layer, n * rows * wide_out * context.traffic.quantized_output, n
         )
     if use.adapted:
-        yield _adapter(context, use, n, rows)
+        yield _adapter(context, use, n, rows) if not recipe.density else _changes(context, use, n)
 
 
 def _adapter(context: _Context, use: WeightUse, n: FloatLike, rows: FloatLike) -> Operator:
@@ -313,6 +357,22 @@ def _adapter(context: _Context, use: WeightUse, n: FloatLike, rows: FloatLike) -
     )
 
 
+def _changes(context: _Context, use: WeightUse, n: FloatLike) -> Operator:
+    """Sparse tuning of a matrix: it is copied and changed, in both passes; gradients of what changes are gathered."""
+    wide_in, wide_out = cut(use, context.layout)
+    copied = 2.0 * context.recipe.compute_bytes * wide_in * wide_out
+    added = CHANGE_BYTES * context.recipe.density * wide_in * wide_out
+    host = context.host.adapter
+    return Operator(
+        f"{use.matrix.kernel}.changes",
+        use.layer,
+        context.elementwise(n * (copied + added), 3 * n, n * host.forward),
+        context.elementwise(n * (copied + 2.0 * added), 5 * n, n * host.backward),
+    )
+
+
+CHANGE_BYTES: Final = 24
+"""Traffic of a change that is added to a weight, or gathered from a gradient: index, value, and a sector. [byte]"""
 DORA_BYTES: Final = 36
 """Traffic of a weight under DoRA, a pass: the adapted weight is formed, squared and summed for its norm. [byte]
 
@@ -353,8 +413,7 @@ def _mixer(context: _Context, block: Block, batches: Batches) -> Iterator[Operat
             pairs = tokens * batches.padded_length
         heads = core.num_heads / context.layout.tensor_parallel
         flops = n * pairs * heads * 2 * (core.qk_head_dim + core.v_head_dim)
-        peak = d.peak_flops_per_s if d.attention_peak_flops_per_s is None else d.attention_peak_flops_per_s
-        rate = peak * context.coefficients.attention_efficiency
+        rate = context.core_flops_per_s
         width = core.num_heads * (core.qk_head_dim + core.v_head_dim)
         width = width + core.num_key_value_heads * (core.qk_head_dim + core.v_head_dim)
         moved = n * tokens * width * context.recipe.compute_bytes / context.layout.tensor_parallel
@@ -386,13 +445,12 @@ def _mixer(context: _Context, block: Block, batches: Batches) -> Iterator[Operat
         # selective scan: reads x, z, delta, writes y; B and C are narrow. 9 FLOP a state and token
         moved = n * tokens * scan.inner_size * SCAN_BYTES
         flops = n * tokens * scan.inner_size * scan.state_size * SCAN_FLOPS
+        host, rate = context.host.block, context.core_flops_per_s
         yield Operator(
             "mamba.scan",
             "mamba",
-            context.elementwise(moved, 2 * n, n * context.host.block.forward, flops),
-            context.elementwise(
-                moved * context.traffic.backward_passes, 2 * n, n * context.host.block.backward, 2 * flops
-            ),
+            context.elementwise(moved, 2 * n, n * host.forward, flops, rate),
+            context.elementwise(moved * context.traffic.backward_passes, 2 * n, n * host.backward, 2 * flops, rate),
         )
 
 
@@ -409,13 +467,12 @@ def _experts(context: _Context, block: Block) -> Iterator[Operator]:
     experts = layers.experts
     assert experts is not None
     top_k = experts_per_token(context.recipe, layers)
-    tokens = context.tokens
-    # where experts are cut less than the rest, tensor-parallel GPUs share out their tokens
-    routed_tokens = tokens * context.layout.expert_cut / context.layout.tensor_parallel
-    pairs = routed_tokens * top_k
+    pairs = context.routed_tokens * top_k
     group = context.layout.expert_parallel  # pool their tokens, each has its share of the experts
     touched = (
-        experts_touched(tokens=routed_tokens * group, num_experts=experts.num_experts, num_experts_per_tok=top_k)
+        experts_touched(
+            tokens=context.routed_tokens * group, num_experts=experts.num_experts, num_experts_per_tok=top_k
+        )
         / group
     )
     variation = load_variation(
@@ -429,15 +486,25 @@ def _experts(context: _Context, block: Block) -> Iterator[Operator]:
     yield context.both_ways(
         "topk", "moe", n * context.whole_tokens * experts.num_experts * 12.0, 3 * n, _block_host(context, n)
     )
-    rows = pairs / touched
-    spread = rows_of_experts(mean_rows=rows, variation=variation) if np.any(np.asarray(variation) > 0) else None
+    limit = context.recipe.capacity_factor
+    rows, spread = _expert_rows(context.recipe, pairs / touched, variation, pairs * group / experts.num_experts)
+    pairs = rows * touched
+    products: list[Operator] = []
     for use in block.uses:
         if use.matrix.part == "expert":
-            if context.grouped is None:
-                yield from _products(context, use, n, rows, touched, spread)
-            else:
-                together = _products(context, use, n, rows, touched, spread, grouped=True)
-                yield from (_in_one_launch(op, touched) for op in together)
+            together = _products(context, use, n, rows, touched, spread, grouped=context.grouped is not None)
+            products += together if context.grouped is None else (_in_one_launch(op, touched) for op in together)
+    yield from products
+    if not isinstance(group, float) or group > 1.0:  # all wait for the GPU whose experts got the most tokens
+        busiest = group_imbalance(
+            num_groups=group,
+            num_experts=experts.num_experts,
+            num_experts_per_tok=top_k,
+            variation=variation,
+        )
+        late = (busiest if limit is None else np.minimum(busiest, np.maximum(limit, 1.0))) - 1.0
+        forward, backward = (late * sum(getattr(op, p).seconds for op in products) for p in ("forward", "backward"))
+        yield Operator("experts.wait", "moe", Work(wire=forward), Work(wire=backward))
     per_f = t.activation if experts.gated else t.activation_ungated
     yield context.both_ways(
         "expert.activation",
@@ -467,6 +534,26 @@ def _experts(context: _Context, block: Block) -> Iterator[Operator]:
             calls * expert.backward,
         ),
     )
+
+
+def _expert_rows(
+    recipe: Recipe, rows: FloatLike, variation: FloatLike, even_rows: FloatLike
+) -> tuple[FloatLike, NDArray[np.float64] | None]:
+    """(mean rows of an expert, rows at the quadrature nodes of `experts` where they differ), up to its capacity.
+
+    Tokens beyond the capacity, a multiple of `even_rows`, are dropped; some stacks fill the rest of it with padding.
+    """
+    uneven = np.any(np.asarray(variation) > 0)
+    spread = rows_of_experts(mean_rows=rows, variation=variation) if uneven else None
+    if recipe.capacity_factor is None:
+        return rows, spread
+    limit = recipe.capacity_factor * even_rows
+    if recipe.pads_experts:
+        return limit, None
+    if spread is None:
+        return np.minimum(rows, limit), None
+    spread = np.minimum(spread, limit)
+    return as_float(np.tensordot(LOAD_WEIGHTS, spread, axes=1)), spread
 
 
 def _in_one_launch(op: Operator, calls: FloatLike) -> Operator:
@@ -533,31 +620,68 @@ def _transfers(context: _Context, workload: Workload, block: Block) -> Iterator[
     for layer in dict.fromkeys(use.layer for use in block.uses):
         yield from _weight_transfers(context, layer, n, [use for use in block.uses if use.layer == layer])
         if np.any(np.asarray(layout.tensor_parallel) > 1):
-            sent = tensor_parallel_bytes(
-                tokens=context.tokens,
-                hidden_size=block.layers.hidden_size,
-                element_bytes=recipe.compute_bytes,
-                num_gpus=layout.tensor_parallel,
-            )
-            seconds = n * (context.ring_s(sent, layout.tensor_parallel) + tensor_latency(layout.tensor_parallel))
-            yield context.transfer("tensor.allreduce", layer, seconds, seconds, True)
+            yield _tensor_transfers(context, block, layer)
     if block.layers.experts is not None and np.any(np.asarray(layout.expert_parallel) > 1):
-        sent = expert_parallel_bytes(
-            tokens=context.tokens * layout.expert_cut / layout.tensor_parallel,
-            experts_per_token=experts_per_token(recipe, block.layers),
-            hidden_size=block.layers.experts.hidden_size,
-            element_bytes=recipe.compute_bytes,
-            num_gpus=layout.expert_parallel,
-        )
-        exchange = context.exchange_s(sent, layout.expert_parallel, layout.expert_cut)
-        seconds = 2 * n * (exchange + context.host.exchange_s)
-        yield context.transfer("experts.alltoall", "moe", seconds, seconds, True)
+        # tokens that lie cut up travel so, and are gathered where an expert is cut
+        tokens = context.whole_tokens if layout.sequence_parallel else context.routed_tokens
+        token_bytes = tokens * block.layers.experts.hidden_size * recipe.compute_bytes
+        seconds = 2 * n * context.exchange_s(token_bytes, experts_per_token(recipe, block.layers))
+        yield context.transfer("experts.alltoall", "moe", seconds, seconds, True, layout.dispatch.hidden)
+    if np.any(np.asarray(layout.pipeline_parallel) > 1):
+        yield _stage_transfers(context, block, workload)
     core = block.layers.attention
     if core is not None and np.any(np.asarray(layout.context_parallel) > 1):
         width = core.num_key_value_heads * (core.qk_head_dim + core.v_head_dim) / layout.tensor_parallel
         sent = n * context.tokens * (layout.context_parallel - 1.0) * width * recipe.compute_bytes
         seconds = context.ring_s(sent, layout.context_parallel, layout.tensor_parallel)
         yield Operator("attention.exchange", "attention", Work(stream=seconds), Work(stream=2 * seconds))
+
+
+def _stage_transfers(context: _Context, block: Block, workload: Workload) -> Operator:
+    """Activations from stage to stage, and gradients back: one transfer a model chunk, by each GPU's own port.
+
+    Counted for all stages, as the layers are, and shared out by them.
+    """
+    layout, d = context.layout, context.device
+    span = layout.num_gpus / layout.pipeline_parallel
+    rate = np.where(
+        span * 2.0 > d.gpus_per_node, d.network_bytes_per_s * context.coefficients.network_share, context.inside
+    )
+    whole = context.whole_tokens * workload.model.hidden_size * context.recipe.compute_bytes
+    transfers = (layout.pipeline_parallel * layout.virtual_pipeline - 1.0) * block.count
+    seconds = transfers * whole / rate / sum(b.count for b in workload.blocks)
+    layer: LayerKind = "attention" if block.layers.attention is not None else "mamba"
+    return Operator("stage.send", layer, Work(wire=seconds), Work(wire=seconds), recomputed=False)
+
+
+def _tensor_transfers(context: _Context, block: Block, layer: LayerKind) -> Operator:
+    """All-reduces of a layer kind's outputs over the GPUs that share its products; two a layer, one a pass.
+
+    Routed tokens that sequence parallelism has cut up are gathered, once for each of their experts, over the GPUs
+    that an expert is cut over, and reduced over them.
+    """
+    layout, layers = context.layout, block.layers
+    groups: list[tuple[FloatLike, FloatLike]] = [(context.tokens, layout.tensor_parallel)]
+    if layer == "moe" and layout.sequence_parallel:
+        assert layers.experts is not None
+        pairs = context.routed_tokens * experts_per_token(context.recipe, layers)
+        shared = any(use.matrix.part == "shared" for use in block.uses)
+        groups = [*(groups if shared else []), (pairs, layout.expert_cut)]
+    seconds: FloatLike = 0.0
+    for tokens, gpus in groups:
+        sent = tensor_parallel_bytes(
+            tokens=tokens,
+            hidden_size=layers.hidden_size,
+            element_bytes=context.recipe.compute_bytes,
+            num_gpus=gpus,
+        )
+        latency = tensor_latency(
+            gpus, gpus_per_node=context.device.gpus_per_node, hop_s=context.coefficients.network_hop_s
+        )
+        seconds = seconds + block.count * (context.ring_s(sent, gpus) + latency)
+    op = context.transfer("tensor.allreduce", layer, seconds, seconds, True)
+    host_s = block.count * context.pipelined_host_s
+    return replace(op, forward=replace(op.forward, host_s=host_s), backward=replace(op.backward, host_s=host_s))
 
 
 def _weight_transfers(context: _Context, layer: LayerKind, n: int, uses: Sequence[WeightUse]) -> Iterator[Operator]:
@@ -571,24 +695,44 @@ def _weight_transfers(context: _Context, layer: LayerKind, n: int, uses: Sequenc
     gathered: FloatLike = 0.0
     reduced: FloatLike = 0.0
     streamed: FloatLike = 0.0
-    for use in uses:
-        expert = use.matrix.part == "expert"
-        group = layout.expert_shards if expert else layout.shards
+    for expert in (False, True):  # whose groups differ; each sends a layer at a time
+        of = [use for use in uses if (use.matrix.part == "expert") is expert]
+        if not of:
+            continue
+        holders = layout.expert_holders if expert else layout.holders
+        shards = layout.expert_shards if expert else layout.shards
         stride = layout.expert_cut * layout.expert_parallel if expert else layout.tensor_parallel
-        held = n * _slice_bytes(context, use)
-        if layout.zero_stage >= 3:
-            gathered = gathered + context.ring_s(gather_bytes(buffer_bytes=held, num_gpus=group), group, stride)
-        if layout.offload == "parameters":
-            streamed = streamed + held / (group if layout.zero_stage >= 3 else 1.0)
-        send = gather_bytes if layout.zero_stage >= 3 else all_reduce_bytes
-        sent = send(buffer_bytes=n * _gradient_bytes(context, use), num_gpus=group)
-        reduced = reduced + context.ring_s(sent, group, stride) / (1.0 if layout.zero_stage >= 3 else per_step)
+        held = as_float(sum(_slice_bytes(context, use) for use in of))
+        gradients = as_float(sum(_gradient_bytes(context, use) for use in of))
+        if layout.streams_weights:
+            streamed = streamed + n * held / (shards if layout.zero_stage >= 3 else 1.0)
+        if layout.zero_stage < 3:
+            sent = all_reduce_bytes(buffer_bytes=gradients, num_gpus=holders)
+            reduced = reduced + n * context.ring_s(sent, holders, stride) / per_step
+            continue
+        gathered = gathered + n * context.ring_s(gather_bytes(buffer_bytes=held, num_gpus=shards), shards, stride)
+        sent = gather_bytes(buffer_bytes=gradients, num_gpus=shards)
+        reduced = reduced + n * context.ring_s(sent, shards, stride)
+        if layout.shard_group is not None:  # replicas of the shards add theirs up once a step
+            replicas = holders / shards
+            sent = all_reduce_bytes(buffer_bytes=gradients / shards, num_gpus=replicas)
+            reduced = reduced + n * context.ring_s(sent, replicas, stride * shards) / per_step
     if layout.zero_stage >= 3:
         yield context.transfer("weights.gather", layer, gathered, gathered, False, hides)
-    if layout.offload == "parameters":
-        seconds = streamed / (context.device.host_link_bytes_per_s * context.coefficients.host_link_share)
+    if layout.streams_weights:
+        seconds = streamed / host_bytes_per_s(context.device, layout, context.coefficients)
         yield Operator("weights.stream", layer, Work(stream=seconds), Work(stream=seconds), recomputed=False)
     yield context.transfer("gradients.reduce", layer, 0.0, reduced, False, hides)
+
+
+def host_bytes_per_s(device: Device, layout: Layout, coefficients: Coefficients) -> FloatLike:
+    """Rate at which a GPU reads what lies in the host's memory, or on its drives. [byte/s]"""
+    link = device.host_link_bytes_per_s * coefficients.host_link_share
+    return np.minimum(link, NVME_BYTES_PER_S) if layout.offload == "nvme" else link
+
+
+NVME_BYTES_PER_S: Final = 3.0e9
+"""What one GPU gets of its machine's drives, assumed: half of a PCIe 4 x4 drive each. No run was seen. [byte/s]"""
 
 
 def _slice_bytes(context: _Context, use: WeightUse) -> FloatLike:

@@ -16,9 +16,10 @@ from moecost.arrays import FloatLike
 from moecost.calibration import Calibration
 from moecost.coefficients import Coefficients
 from moecost.dataset_spec import DatasetSpec
-from moecost.errors import InvalidInputError, UnsupportedError
+from moecost.errors import InvalidInputError
 from moecost.hub.reader import text_config
 from moecost.job import Job
+from moecost.layouts import layout_of
 from moecost.lengths import LengthDistribution, Padding, mean_cut_length, padded_batch, worst_padded_length
 from moecost.schedule import Asked, schedule
 from moecost.software import SoftwareProfile
@@ -130,7 +131,6 @@ def longest_of(probability: NDArray[np.float64], *, num_gpus: FloatLike) -> NDAr
 
 def resolve(job: Job) -> Resolved:
     """Look up what a job names and fill in what it leaves open."""
-    _refuse_what_is_not_modelled(job)
     notes: list[str] = []
     model = _model(job, notes)
     profile = _profile(job, model, notes)
@@ -141,7 +141,7 @@ def resolve(job: Job) -> Resolved:
     dataset, lengths, sequence_length, padding, num_queries = _data(job, model, notes)
     notes += _beyond_positions(model, min(sequence_length, lengths.longest))
     uses = _uses(job, model, profile, notes)
-    layout = _layout(job, model, gpu, profile, notes)
+    layout = layout_of(job, model, gpu, profile, notes)
     workload = Workload(
         model.quantities(),
         uses.blocks,
@@ -152,7 +152,6 @@ def resolve(job: Job) -> Resolved:
         layout,
         uses.elsewhere_width,
     )
-    notes += [f"{name} is not modelled and changes nothing" for name in NOT_MODELLED if getattr(job, name) is not None]
     return Resolved(
         job=job,
         model=model,
@@ -176,10 +175,6 @@ def _with_habitual_dtype(job: Job, gpu: GPUSpec, profile: SoftwareProfile, notes
         return job
     notes.append(f"compute_dtype={habit!r} is the habit of {profile.name}")
     return job.model_copy(update={"compute_dtype": habit})
-
-
-NOT_MODELLED: Final = ("capacity_factor", "moe_dispatch", "comm_overlap")
-"""Fields that a job may name, so that runs can be told apart, and that no formula reads yet."""
 
 
 def profile_notes(profile: SoftwareProfile) -> list[str]:
@@ -219,81 +214,12 @@ def price(job: Job, gpu: GPUSpec, notes: list[str]) -> tuple[float | None, Price
     return quote.usd_per_gpu_hour, quote
 
 
-def _refuse_what_is_not_modelled(job: Job) -> None:
-    if job.offload == "nvme":
-        raise UnsupportedError("offload='nvme' is not modelled yet; use offload='parameters'")
-
-
-def _expert_cut(job: Job, data_parallel: int) -> float | None:
-    """GPUs an expert is cut over: as asked; 1 where expert groups only fit across tensor-parallel GPUs."""
-    if job.expert_tensor_parallel_size is not None:
-        return float(job.expert_tensor_parallel_size)
-    fits = (data_parallel * job.context_parallel_size) % job.expert_parallel_size == 0
-    return None if fits else 1.0
-
-
-def _virtual_pipeline(job: Job, model: ModelSpec, profile: SoftwareProfile, notes: list[str]) -> int:
-    """Model chunks a pipeline stage: as asked, else as many as the stack deals out by habit."""
-    if job.virtual_pipeline_size is not None or job.pipeline_parallel_size == 1:
-        return job.virtual_pipeline_size or 1
-    a_stage = max(model.num_hidden_layers // job.pipeline_parallel_size, 1)
-    habit = min(profile.virtual_pipeline, a_stage)
-    if habit > 1:
-        notes.append(f"virtual_pipeline_size={habit} is the habit of {profile.name}")
-    return habit
-
-
-def _habitual_stage(job: Job, model: ModelSpec, gpu: GPUSpec, profile: SoftwareProfile) -> int:
-    """Adapters are trained on replicas where the frozen weights leave each GPU room; all else as the stack does it."""
-    if not job.adapts or profile.adapter_zero_stage is None or job.offload == "parameters":
-        return profile.zero_stage
-    weights = model.num_parameters * WEIGHT_FORMATS[_weight_dtype(job)].bytes
-    held = weights / (job.tensor_parallel_size * job.pipeline_parallel_size)
-    return profile.adapter_zero_stage if held <= REPLICA_SHARE * gpu.memory_usable_bytes else profile.zero_stage
-
-
-REPLICA_SHARE: Final = 0.75
-"""Share of a GPU's memory that frozen weights may fill before a run is sharded rather than replicated."""
-
-
-def _layout(job: Job, model: ModelSpec, gpu: GPUSpec, profile: SoftwareProfile, notes: list[str]) -> Layout:
-    """Data parallelism is what the other kinds leave of the GPUs."""
-    inner = job.model_parallel_size
-    if job.num_gpus % inner:
-        raise InvalidInputError(
-            f"num_gpus={job.num_gpus} is no multiple of tensor x pipeline x context parallel = {inner}; "
-            f"use {max(job.num_gpus // inner, 1) * inner}"
-        )
-    data, experts = job.num_gpus // inner, job.expert_parallel_size
-    if experts > 1 and (data * job.context_parallel_size * job.tensor_parallel_size) % experts:
-        raise InvalidInputError(
-            f"expert_parallel_size={experts} does not divide the {data} data-parallel GPUs it lies within"
-        )
-    stage = job.zero_stage
-    if stage is None:
-        stage = _habitual_stage(job, model, gpu, profile) if job.num_gpus > 1 else 0
-        if job.num_gpus > 1:
-            notes.append(f"zero_stage={stage} is the habit of {profile.name}")
-    return Layout(
-        data_parallel=float(data),
-        tensor_parallel=float(job.tensor_parallel_size),
-        pipeline_parallel=float(job.pipeline_parallel_size),
-        virtual_pipeline=float(_virtual_pipeline(job, model, profile, notes)),
-        context_parallel=float(job.context_parallel_size),
-        expert_parallel=float(experts),
-        expert_tensor_parallel=_expert_cut(job, data),
-        zero_stage=stage,
-        offload="parameters" if job.offload == "parameters" else "optimizer" if job.offload == "optimizer" else "none",
-        sequence_parallel=bool(job.sequence_parallel or (job.sequence_parallel is None and profile.sequence_parallel)),
-    )
-
-
 def _profile(job: Job, model: ModelSpec, notes: list[str]) -> SoftwareProfile:
     """The stack as it runs this model with the kernels that the job names; unknown kernels are noted."""
     stack = SoftwareProfile.load(job.software)
     kernels = [k.strip() for k in (job.fused_kernels or "").split(";") if k.strip()]
     if job.cuda_graphs not in (None, "none"):
-        kernels.append("cuda-graphs")
+        kernels.append("cuda-graphs-full" if job.cuda_graphs == "full" else "cuda-graphs")
     unknown = [k for k in kernels if k not in stack.fused]
     for kernel in unknown:
         if near := difflib.get_close_matches(kernel.lower(), stack.fused, cutoff=SLIP):
@@ -377,7 +303,7 @@ def _beyond_positions(model: ModelSpec, longest: int) -> list[str]:
 
 def _uses(job: Job, model: ModelSpec, profile: SoftwareProfile, notes: list[str]) -> Adaptation:
     targets = job.lora_targets if job.adapts else None
-    quantized = WEIGHT_FORMATS[_weight_dtype(job)].quantized
+    quantized = WEIGHT_FORMATS[job.held_weight_dtype].quantized
     found = adapt(model.quantities(), profile, quantized=quantized, targets=targets, trains_all=not job.adapts)
     if targets is not None and not any(use.adapted for use in found.uses):
         modules = sorted({m.module.split(".")[-1] for g in model.quantities().layers for m in g.matrices})
@@ -392,16 +318,11 @@ def _uses(job: Job, model: ModelSpec, profile: SoftwareProfile, notes: list[str]
     return found
 
 
-def _weight_dtype(job: Job) -> str:
-    if job.method == "full" and job.weight_dtype == "fp8":
-        return "bf16"  # trained weights keep 16 bits beside their fp8 copies
-    return job.weight_dtype or ("nf4-dq" if job.method == "qlora" else "bf16")
-
-
 def _recipe(job: Job, profile: SoftwareProfile, layout: Layout, notes: list[str]) -> Recipe:
-    held = WEIGHT_FORMATS[_weight_dtype(job)]
+    held = WEIGHT_FORMATS[job.held_weight_dtype]
     compute = COMPUTE_BYTES[job.compute_dtype or "bf16"]
-    adapter = profile.memory.adapter_bytes
+    sparse = job.method == "sparse"
+    adapter = SPARSE_VALUE_BYTES if sparse else profile.memory.adapter_bytes
     optimizer = OPTIMIZERS[job.optimizer]
     paged = job.optimizer.startswith("paged")
     trained = adapter if job.adapts else held.bytes
@@ -409,6 +330,12 @@ def _recipe(job: Job, profile: SoftwareProfile, layout: Layout, notes: list[str]
     wide = 4.0 if mixed else trained
     state = optimizer.states * (wide if optimizer.element_bytes is None else optimizer.element_bytes)
     state += profile.memory.master_bytes if mixed else 0.0
+    if sparse:
+        state += SPARSE_AGE_BYTES
+        notes.append(
+            f"sparse tuning changes {job.density or SPARSE_DENSITY:.2g} of the targets' weights, as SpIEL's code does: "
+            "weights are copied, and their gradients formed whole, layer by layer; memory is that of a selection window"
+        )
     if not job.adapts and not mixed and held.bytes == 2:
         notes.append(
             f"weights, gradients and optimizer state are held in 16 bits, {2 * trained + state:.3g} bytes a weight; "
@@ -419,12 +346,13 @@ def _recipe(job: Job, profile: SoftwareProfile, layout: Layout, notes: list[str]
     if checkpointing == "selective" and attention == "eager":
         notes.append("gradient_checkpointing='selective' recomputes the attention core, in the time of flash attention")
     return Recipe(
-        rank=float(job.lora_rank) if job.adapts else 0.0,
+        rank=float(job.lora_rank) if job.adapts and not sparse else 0.0,
+        density=(job.density or SPARSE_DENSITY) if sparse else 0.0,
         num_experts_per_tok=None if job.num_experts_per_tok is None else float(job.num_experts_per_tok),
         weight_bytes=float(compute) if held.quantized else held.bytes,
         quantized_bytes=held.bytes,
         compute_bytes=float(compute),
-        adapter_bytes=adapter,
+        adapter_bytes=adapter + (SPARSE_INDEX_BYTES if sparse else 0.0),
         gradient_bytes=profile.memory.gradient_bytes if mixed and profile.memory.gradient_bytes else trained,
         optimizer_bytes=state,
         recompute=1.0 if checkpointing == "full" else 0.0,
@@ -433,12 +361,28 @@ def _recipe(job: Job, profile: SoftwareProfile, layout: Layout, notes: list[str]
         gradient_accumulation_steps=float(asked(job).likely_accumulation),
         decomposes_weights=job.method == "dora",
         balanced=bool(job.forced_balance),
+        capacity_factor=job.capacity_factor,
+        pads_experts=profile.pads_experts,
+        narrow=_is_narrow(job.compute_dtype),
+        expands=not (_is_narrow(job.compute_dtype) and _is_narrow(job.held_weight_dtype)),
         optimizer_copies=optimizer.element_bytes is None and optimizer.states > 0 and not paged,
-        keeps_inputs=profile.memory.keeps_quantized_inputs and _weight_dtype(job).startswith("nf4"),
+        keeps_inputs=profile.memory.keeps_quantized_inputs and job.held_weight_dtype.startswith("nf4"),
         stream_bytes=(
             profile.memory.quantized_stream_bytes if held.quantized and layout.zero_stage < 3 else float(compute)
         ),
     )
+
+
+SPARSE_DENSITY: Final = 0.01
+SPARSE_VALUE_BYTES: Final = 4.0
+SPARSE_INDEX_BYTES: Final = 4.0
+SPARSE_AGE_BYTES: Final = 4.0
+"""SpIEL's released code: fp32 changes with int32 indices, gradients in fp32, and an age beside Adam's two moments."""
+
+
+def _is_narrow(dtype: str | None) -> bool:
+    """A floating-point type of 8 bits or fewer, which products take as it is."""
+    return dtype is not None and dtype.startswith(("fp8", "mxfp", "nvfp4", "fp4"))
 
 
 def _device(job: Job, gpu: GPUSpec, notes: list[str]) -> Device:
@@ -447,16 +391,18 @@ def _device(job: Job, gpu: GPUSpec, notes: list[str]) -> Device:
         dtype = "fp16" if "fp16" in gpu.peak_tflops_dense else "fp32"
         notes.append(f"{gpu.name} has no bf16 rate: compute_dtype={dtype!r} is used")
     if gpu.num_sms is None:
-        raise UnsupportedError(
-            f"gpu={gpu.name!r}: the number of SMs is not known, which the step model needs; "
-            "choose a GPU, or give a spec file with num_sms"
-        )
+        notes.append(f"the number of SMs of {gpu.name} is not known: products are taken to fill it evenly")
     plain = "bf16" if "bf16" in gpu.peak_tflops_dense and dtype not in ("fp32", "tf32") else dtype
-    node = _node(job, gpu, notes) if job.num_gpus > 1 else None
+    in_slice = gpu.vendor == "Google" and job.node is None and gpu.link_bytes_per_s_one_way is not None
+    node = _node(job, gpu, notes) if job.num_gpus > 1 and not in_slice else None
     pcie = gpu.pcie_bytes_per_s_one_way or DEFAULT_PCIE_BYTES_PER_S
     link, is_pcie = (pcie, True) if node is None else _link(node, pcie)
+    linked = _linked(job, node)
+    if in_slice and gpu.link_bytes_per_s_one_way is not None:
+        link, is_pcie, linked = gpu.link_bytes_per_s_one_way, False, max(job.num_gpus, linked)
+        notes.append(f"all {gpu.name} chips are taken to lie in one slice, joined by its interconnect")
     return Device(
-        num_sms=float(gpu.num_sms),
+        num_sms=float(gpu.num_sms or 1),
         peak_flops_per_s=gpu.peak_flops_per_s(dtype),
         bytes_per_s=gpu.bandwidth_bytes_per_s,
         memory_bytes=gpu.memory_usable_bytes,
@@ -464,7 +410,7 @@ def _device(job: Job, gpu: GPUSpec, notes: list[str]) -> Device:
         link_bytes_per_s=link,
         link_is_pcie=is_pcie,
         network_bytes_per_s=(node and node.inter_bytes_per_s_per_gpu_one_way) or DEFAULT_NETWORK_BYTES_PER_S,
-        gpus_per_node=float(_linked(job, node)),
+        gpus_per_node=float(linked),
         host_link_bytes_per_s=pcie,
     )
 

@@ -19,12 +19,12 @@ from moecost.measured_run import SPEED_FIELDS, MeasuredRun, refuse_impossible
 from moecost.run_files import read_run_text
 
 MEMORY_FIELDS: Final = ("peak_memory_gib",)
-TEXT_FIELDS: Final = ("source", "source_key", "group", "id", "notes")
+TEXT_FIELDS: Final = ("source", "source_key", "date", "group", "id", "notes")
 BESIDE: Final = (
-    *SPEED_FIELDS, *MEMORY_FIELDS, *TEXT_FIELDS, "memory_kind", "outcome", "trust", "date", "usd", "shape",
+    *SPEED_FIELDS, *MEMORY_FIELDS, *TEXT_FIELDS, "memory_kind", "outcome", "trust", "usd", "shape",
     "sequence_length_cap", "mean_length", "usable_speed", "usable_memory",
 )  # fmt: skip
-"""Columns that are no field of `Job`. `date` and `usd` are for the reader alone."""
+"""Columns that are no field of `Job`. `usd` is for the reader alone."""
 UNITS: Final[Mapping[str, str]] = {
     "step_seconds": "seconds",
     "run_hours": "hours",

@@ -37,7 +37,9 @@ class HostWork(_Section):
     expert: Launches = Field(description="an expert of an eager loop, beyond its linears: index, gather, add")
     index_s_per_pair: NonNegativeFloat = Field(description="Python-list indexing, a token-expert pair. [s]")
     sharded_adapter_s: NonNegativeFloat = Field(description="an adapter tensor sharded as its own unit, a pass. [s]")
-    exchange_s: NonNegativeFloat = Field(description="an exchange of routed tokens, beyond the wire. [s]")
+    pipelined_tensor_s: NonNegativeFloat = Field(
+        description="a tensor-parallel collective in a pipeline, for each GPU it joins. [s]"
+    )
     hides_gathers: bool = Field(description="sharded weights are gathered ahead, beside the GPU's work")
     synchronises: bool = Field(description="the forward pass waits for the GPU within each block: host time adds")
     overlap_exponent: PositiveFloat = Field(description="power mean of host and GPU time where it does not")
@@ -51,6 +53,9 @@ class Traffic(_Section):
     rope: NonNegativeFloat = Field(description="an element of queries and keys. [byte]")
     activation: NonNegativeFloat = Field(description="an intermediate element of a gated feed-forward. [byte]")
     activation_ungated: NonNegativeFloat = Field(description="the same without a gate. [byte]")
+    narrow_operand: NonNegativeFloat = Field(
+        description="an element of an activation or gradient that is cast to 8 bits or fewer for products. [byte]"
+    )
     adapter_input: NonNegativeFloat = Field(description="an input element of an adapter. [byte]")
     adapter_output: NonNegativeFloat = Field(description="an output element of an adapter. [byte]")
     quantized_output: NonNegativeFloat = Field(description="an output element of a quantized linear. [byte]")
@@ -71,8 +76,17 @@ class Grouped(_Section):
     """Experts of a layer in one grouped product."""
 
     efficiency: PositiveFloat = Field(description="rate over that of a dense product of the same shape")
-    half_rows: NonNegativeFloat = Field(description="rows that an expert seems to have more: padding, small tiles")
     launches: Launches = Field(description="sorting, permuting and combining tokens, a layer")
+
+
+class Dispatcher(_Section):
+    """A library that takes tokens to experts on other GPUs."""
+
+    exchange_s: NonNegativeFloat = Field(description="an exchange of routed tokens, beyond the wire. [s]")
+    sent_to: Literal["experts", "machines", "all"] = Field(
+        description="a token crosses the network once for each of its experts, once for each machine that has some of "
+        "them, or to every GPU"
+    )
 
 
 class MemoryHabits(_Section):
@@ -138,6 +152,11 @@ class SoftwareProfile(_Section):
     host: HostWork
     traffic: Traffic
     grouped: Grouped
+    moe_dispatch: str = Field(description="the dispatcher by habit, one of `dispatchers`")
+    hides_exchanges: bool = Field(description="routed tokens travel beside the GPU's work, by habit")
+    cuts_experts: bool = Field(description="tensor parallelism cuts experts that are dealt out as well, by habit")
+    pads_experts: bool = Field(description="experts with a capacity always take it, filled up with padding")
+    dispatchers: dict[str, Dispatcher]
     optimizer: OptimizerWork
     memory: MemoryHabits
     run: RunHabits

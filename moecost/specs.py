@@ -115,6 +115,11 @@ class GPUSpec(SourcedSpec):
         """PCIe, one direction, before encoding losses. [byte/s]"""
         return None if self.pcie_gb_per_s_bidirectional is None else self.pcie_gb_per_s_bidirectional / 2 * GB
 
+    @property
+    def link_bytes_per_s_one_way(self) -> float | None:
+        """The GPU's own fast link to others, one direction. [byte/s]"""
+        return None if self.link_gb_per_s_bidirectional is None else self.link_gb_per_s_bidirectional / 2 * GB
+
     def peak_flops_per_s(self, dtype: str) -> float:
         """Dense peak for a compute type. [FLOP/s]
 

@@ -10,7 +10,7 @@ with the GPU inside each block, else the two overlap in a power mean. Means are 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -20,7 +20,7 @@ from moecost.arrays import FloatLike, as_float
 from moecost.coefficients import Coefficients
 from moecost.communication import pipeline_stretch
 from moecost.footprint import trained_elements, trained_per_gpu
-from moecost.operators import NOTHING, Operator, Work, operators
+from moecost.operators import NOTHING, Operator, Work, host_bytes_per_s, operators
 from moecost.roofline import smooth_maximum
 from moecost.software import HostWork, SoftwareProfile
 from moecost.workload import Batches, Device, Layout, Workload
@@ -280,7 +280,10 @@ def optimizer_seconds(
     copies = habits.foreach_copies * (width + recipe.gradient_bytes + recipe.optimizer_bytes) / 4.0
     seconds = trained * copies / rate + tensors * habits.seconds_per_tensor
     if workload.layout.offload != "none":  # gradients go to the host, which steps there, and weights come back
-        link = device.host_link_bytes_per_s * coefficients.host_link_share
-        seconds = trained * (recipe.gradient_bytes + width) / link + trained * HOST_STEP_S
+        rate_of_host = host_bytes_per_s(device, replace(workload.layout, offload="parameters"), coefficients)
+        seconds = trained * (recipe.gradient_bytes + width) / rate_of_host + trained * HOST_STEP_S
+        if workload.layout.offload == "nvme":  # the states are read, and written back
+            drives = host_bytes_per_s(device, workload.layout, coefficients)
+            seconds = seconds + 2.0 * trained * recipe.optimizer_bytes / drives
     clip = trained * CLIP_PASSES * recipe.gradient_bytes / rate if habits.clips_gradients else 0.0
     return seconds, clip

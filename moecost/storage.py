@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+import numpy as np
+
+from moecost.arrays import FloatLike, as_float
 from moecost.units import BITS_PER_BYTE
 
 
@@ -52,6 +55,143 @@ COMPUTE_BYTES: Final[dict[str, int]] = {
     "fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 2, "fp8-blockwise": 2, "mxfp8": 2, "nvfp4": 2, "fp4": 2,
 }  # fmt: skip
 """Bytes of an activation between products: low-precision products still write 16 bits."""
+
+
+# --------------------------------------------------------------------------------------------------- pruned weights
+def semi_structured_bits(payload: FloatLike, *, kept: int = 2, of: int = 4) -> FloatLike:
+    """Bits of a weight, zeros included, where `kept` of each `of` stand (2:4): these, with 2 bits of place each.
+
+    Source: NVIDIA's 2:4 format of Ampere and later.
+
+    >>> semi_structured_bits(16), semi_structured_bits(8)
+    (9.0, 5.0)
+    """
+    return (payload + 2.0) * kept / of
+
+
+def bitmask_bits(payload: FloatLike, *, sparsity: FloatLike) -> FloatLike:
+    """Bits of a weight, zeros included, where any share `sparsity` of them is zero: the others, and a bit for each.
+
+    >>> round(bitmask_bits(16, sparsity=0.7), 6)
+    5.8
+    """
+    return payload * (1.0 - sparsity) + 1.0
+
+
+def indexed_bits(payload: FloatLike, *, sparsity: FloatLike, index_bits: FloatLike = 16) -> FloatLike:
+    """Bits of a weight, zeros included, where each that is not zero has its column beside it (CSR).
+
+    >>> round(indexed_bits(16, sparsity=0.7), 6)
+    9.6
+    """
+    return (payload + index_bits) * (1.0 - sparsity)
+
+
+# ------------------------------------------------------------------------------------------------- states of training
+def model_state_bytes(
+    parameters: FloatLike,
+    *,
+    zero_stage: FloatLike = 0,
+    data_parallel: FloatLike = 1,
+    weight_bytes: FloatLike = 2,
+    gradient_bytes: FloatLike = 2,
+    optimizer_bytes: FloatLike = 12,
+) -> FloatLike:
+    """Bytes of weights, gradients and optimizer states that one GPU holds when all weights are trained.
+
+    Parameters
+    ----------
+    zero_stage : 1 shares out the optimizer's states over the `data_parallel` GPUs, 2 gradients too, 3 weights too.
+    weight_bytes, gradient_bytes, optimizer_bytes : of a parameter. 2, 2 and 12 are mixed precision with AdamW (an fp32
+        copy and two moments); Megatron's 2, 4 and 12 with an fp32 gradient; 2, 2 and 8 leave out the copy.
+
+    Notes
+    -----
+    Source: Rajbhandari et al. 2019 (arXiv:1910.02054), section 3. An estimate counts the same from the job's layout
+    and stack (`moecost.memory`); this is the paper's arithmetic on its own.
+
+    >>> [round(float(model_state_bytes(7.5e9, zero_stage=z, data_parallel=64)) / 1e9, 1) for z in range(4)]
+    [120.0, 31.4, 16.6, 1.9]
+    """
+    stage = np.asarray(zero_stage)
+    over = [np.where(stage >= first, data_parallel, 1.0) for first in (3, 2, 1)]
+    each = weight_bytes / over[0] + gradient_bytes / over[1] + optimizer_bytes / over[2]
+    return as_float(parameters * each)
+
+
+@dataclass(frozen=True, slots=True)
+class LowRankState:
+    """Elements that a low-rank optimizer keeps for one matrix."""
+
+    projector: FloatLike
+    moments: FloatLike
+
+
+def galore_elements(*, rows: FloatLike, columns: FloatLike, rank: FloatLike) -> LowRankState:
+    """Of GaLore with Adam: m R of the projector and 2 n R of the moments, m the shorter side.
+
+    Source: Zhao et al. 2024 (arXiv:2403.03507).
+
+    >>> state = galore_elements(rows=4096, columns=14336, rank=1024)
+    >>> float(state.projector), float(state.moments)
+    (4194304.0, 29360128.0)
+    """
+    short, long = np.minimum(rows, columns), np.maximum(rows, columns)
+    return LowRankState(as_float(short * rank), as_float(2.0 * long * rank))
+
+
+def apollo_elements(*, rows: FloatLike, columns: FloatLike, rank: FloatLike) -> FloatLike:
+    """Of APOLLO: 2 n R of the moments, n the longer side; the projector is drawn anew from its seed. Mini has rank 1.
+
+    Source: Zhu et al. 2024 (arXiv:2412.05270), its code.
+
+    >>> float(apollo_elements(rows=4096, columns=14336, rank=1))
+    28672.0
+    """
+    return as_float(2.0 * np.maximum(rows, columns) * rank)
+
+
+SELECTION_BYTES: Final = {"bf16": 4 + 3 * 2, "fp32": 4 + 3 * 4}
+"""Bytes of a candidate while deltas are chosen: its index, and gradient, square and count in the gradient's type."""
+
+
+def sparse_delta_bytes(
+    deltas: FloatLike,
+    *,
+    selecting: bool = False,
+    gradient_dtype: str = "bf16",
+    value_bytes: FloatLike = 4,
+    index_bytes: FloatLike = 4,
+) -> FloatLike:
+    """Bytes of the trained state of sparse fine-tuning with AdamW (SpIEL-AG): values, gradients, places, moments, age.
+
+    Parameters
+    ----------
+    deltas : weights that are tuned: density times weights.
+    selecting : inside of a selection window (5 of each 20 steps), with as many candidates as deltas.
+    gradient_dtype : of the candidates, `bf16` or `fp32`.
+    value_bytes : of a value, and of its gradient, moments and age.
+    index_bytes : 4 where a matrix has less than 2^31 weights, else 8.
+
+    Notes
+    -----
+    Source: Ansell et al. 2024 (arXiv:2401.16405) and its released code, which computes the dense gradient: FLOPs are
+    those of full tuning. Transients (a copy of the layer's weight, its dense gradient) come on top.
+
+    >>> sparse_delta_bytes(1e8), sparse_delta_bytes(1e8, selecting=True)
+    (2400000000.0, 3400000000.0)
+    """
+    each = value_bytes * 5 + index_bytes
+    return deltas * (each + SELECTION_BYTES[gradient_dtype] if selecting else each)
+
+
+def sparse_delta_sm3_bytes(deltas: FloatLike, *, rows: FloatLike, columns: FloatLike) -> FloatLike:
+    """The same of one matrix with SM3 (SpIEL-MA): value, gradient and place of each delta, a sum a row and column.
+
+    >>> sparse_delta_sm3_bytes(1e6, rows=4096, columns=14336)
+    12073728.0
+    """
+    return deltas * 12.0 + 4.0 * (rows + columns)
 
 
 @dataclass(frozen=True, slots=True)

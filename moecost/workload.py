@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+import numpy as np
+
 from moecost.arrays import FloatLike
 from moecost.quantities import LayerKind, Layers, Matrix, Model
 
@@ -30,6 +32,20 @@ class Device:
     gpus_per_node: FloatLike = 8.0
     host_link_bytes_per_s: FloatLike = 1e30  # to the host's memory
 
+    @property
+    def core_flops_per_s(self) -> FloatLike:
+        """Dense peak of attention cores and scans, which stay in 16 bits."""
+        return self.peak_flops_per_s if self.attention_peak_flops_per_s is None else self.attention_peak_flops_per_s
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatch:
+    """How tokens reach experts on other GPUs, and come back."""
+
+    exchange_s: float = 0.0  # of one exchange, beyond the wire
+    sent_to: Literal["experts", "machines", "all"] = "experts"  # what a token is sent once to
+    hidden: bool = False  # beside the GPU's work
+
 
 @dataclass(frozen=True, slots=True)
 class Layout:
@@ -43,8 +59,10 @@ class Layout:
     expert_parallel: FloatLike = 1.0
     expert_tensor_parallel: FloatLike | None = None  # GPUs an expert is cut over; None: as tensor_parallel
     zero_stage: int = 0
-    offload: Literal["none", "optimizer", "parameters"] = "none"
+    shard_group: FloatLike | None = None  # GPUs that a replica of sharded states is spread over; None: as many as can
+    offload: Literal["none", "optimizer", "parameters", "nvme"] = "none"
     sequence_parallel: bool = False  # tensor parallelism divides the norms' tokens as well
+    dispatch: Dispatch = Dispatch()
 
     @property
     def num_gpus(self) -> FloatLike:
@@ -61,14 +79,31 @@ class Layout:
         return self.tensor_parallel if self.expert_tensor_parallel is None else self.expert_tensor_parallel
 
     @property
-    def shards(self) -> FloatLike:
-        """GPUs that hold the same slice of the model, and may share its states among them."""
+    def streams_weights(self) -> bool:
+        """Weights lie outside of the GPU and are read layer by layer."""
+        return self.offload in ("parameters", "nvme")
+
+    @property
+    def holders(self) -> FloatLike:
+        """GPUs that hold the same slice of the model, or may share its states among them."""
         return self.data_parallel * self.context_parallel
 
     @property
-    def expert_shards(self) -> FloatLike:
+    def expert_holders(self) -> FloatLike:
         """GPUs that hold the same slice of the same experts."""
-        return self.shards * self.tensor_parallel / (self.expert_parallel * self.expert_cut)
+        return self.holders * self.tensor_parallel / (self.expert_parallel * self.expert_cut)
+
+    @property
+    def shards(self) -> FloatLike:
+        """Of the holders those that share one replica of the states."""
+        return self.holders if self.shard_group is None else self.shard_group
+
+    @property
+    def expert_shards(self) -> FloatLike:
+        """The same of experts: expert groups lie within a replica as far as it reaches."""
+        if self.shard_group is None:
+            return self.expert_holders
+        return np.maximum(self.expert_holders * self.shard_group / self.holders, 1.0)
 
     @property
     def sequence_cut(self) -> FloatLike:
@@ -137,6 +172,11 @@ class Recipe:
     keeps_inputs: bool = False  # 4-bit linears keep their inputs through checkpointing
     stream_bytes: float = 2.0  # an element of the residual stream
     balanced: bool = False  # the run forces its router to load all experts alike
+    density: float = 0.0  # share of the targets' weights that is trained in place; 0: adapters, or all weights
+    narrow: bool = False  # operands of products are cast to 8 bits or fewer before each
+    expands: bool = True  # quantized weights are expanded to the compute type for each product
+    capacity_factor: float | None = None  # tokens that an expert takes, over the mean; None: all that come
+    pads_experts: bool = False  # it takes as many even where fewer come
 
 
 @dataclass(frozen=True, slots=True)

@@ -140,7 +140,7 @@ WHOLE = (
     "num_gpus", "gpus_per_node", "num_queries", "sequence_length", "lora_rank", "micro_batch_size",
     "gradient_accumulation_steps", "global_batch_size", "num_experts_per_tok", "tensor_parallel_size",
     "pipeline_parallel_size", "expert_parallel_size", "context_parallel_size", "virtual_pipeline_size",
-    "expert_tensor_parallel_size",
+    "expert_tensor_parallel_size", "shard_group_size",
 )  # fmt: skip
 NO_WHOLE_NUMBER: tuple[Any, ...] = (-1, 0, 1.5, NAN, INF, -INF, True, "4", "many", [4], {}, (), 10**30, 1j)
 
@@ -200,9 +200,9 @@ def test_names_and_specs(field: str, value: Any) -> None:
 
 
 def test_every_field_of_a_job_is_tried_here() -> None:
-    tried = {*WHOLE, *TEXTS, "zero_stage", "epochs", "capacity_factor", "price", "compile", "sequence_parallel",
-             "forced_balance", "comm_overlap", "model", "gpu", "node", "dataset", "calibration", "model_overrides",
-             "lora_targets"}  # fmt: skip
+    tried = {*WHOLE, *TEXTS, "zero_stage", "epochs", "capacity_factor", "density", "price", "compile",
+             "sequence_parallel", "forced_balance", "comm_overlap", "model", "gpu", "node", "dataset", "calibration",
+             "model_overrides", "lora_targets"}  # fmt: skip
     assert set(Job.model_fields) <= tried
 
 
@@ -246,7 +246,7 @@ def test_names_that_are_no_names(field: str, value: str) -> None:
         ({"model": {"hidden_size": "wide"}}, ("hidden_size", "wide")),
         ({"model": {"model_type": "teapot"}}, ("teapot",)),
         ({"gpu": "a40", "compute_dtype": "fp8"}, ("fp8", "bf16")),
-        ({"gpu": "tpu-v5e"}, ("tpu-v5e",)),
+        ({"tensor_parallel_size": 3, "num_gpus": 3}, ("tensor_parallel_size=3", "attention heads", "2 or 4")),
         ({"price": "nobody"}, ("nobody", "aws", "price=")),
     ],
 )

@@ -13,6 +13,7 @@ PROMISES = {
     "table_iv.py": ["a100-80gb-pcie", "32.7"],
     "which_gpu.py": ["80 % interval", "h100"],
     "dense_or_sparse.py": ["experts a token"],
+    "mixture_or_dense.py": ["dense model of", "paid back after"],
     "shares.py": ["sequence length", "written to"],
 }
 

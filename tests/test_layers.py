@@ -21,25 +21,39 @@ LAYERS: list[list[str]] = [
     [
         "validity",
         "sources",
-        "coefficients",
         "quantities",
         "storage",
         "lengths",
         "roofline",
         "experts",
+        "coefficients",
         "communication",
         "cost",
         "workload",
         "schedule",
         "published",
+        "scaling_laws",
         "interruptions",
+        "hierarchy",
+        "lifetime",
+        "preference",
     ],
     ["spec_files", "checked", "field_docs", "specs", "catalog"],
     ["components", "parameters", "flops"],
-    ["hub.reader", "hub.vision", "hub.decoder", "hub.families", "hub.hybrids", "hub.recent", "hub.irregular", "hub"],
+    [
+        "hub.reader",
+        "hub.vision",
+        "hub.decoder",
+        "hub.families",
+        "hub.hybrids",
+        "hub.recent",
+        "hub.irregular",
+        "hub.reading",
+        "hub",
+    ],
     ["software", "dataset_spec", "architecture", "calibration"],
     ["adaptation", "footprint", "operators", "step", "memory"],
-    ["job", "topology", "results", "resolution", "advice", "estimation"],
+    ["job", "topology", "layouts", "results", "resolution", "advice", "estimation"],
     [
         "prices.rows",
         "prices.names",
@@ -54,7 +68,8 @@ LAYERS: list[list[str]] = [
     ],
     ["progress", "sweep_axes", "sweep_figures", "sweep_blocks", "sweep_files", "sweeping"],
     ["plan_layouts", "plan_offers", "plan_stacks", "plan_figures", "plan_table", "plan_search", "planning"],
-    ["fitting", "validation_report", "validation", "comparing"],
+    ["kernel_timings", "fitting", "validation_report", "validation", "orderings", "comparing"],
+    ["accuracy", "equivalents", "serving"],
     ["report", "comparison_report", "sweep_report", "plan_report", "plotting", "page", "probe"],
     ["cli_prices", "cli_plan", "cli", "__main__"],
     ["__init__"],
@@ -69,7 +84,7 @@ FORMULAS = frozenset(
         *("units", "arrays", "coefficients", "quantities", "storage", "lengths", "roofline", "experts"),
         *("communication", "cost", "workload", "components", "parameters", "flops", "operators", "step", "memory"),
         *("adaptation", "footprint", "schedule"),
-        *("validity", "interruptions"),
+        *("validity", "scaling_laws", "lifetime", "interruptions", "hierarchy", "preference"),
     }
 )
 PROFILE_READERS = frozenset({"operators", "step", "memory", "adaptation"})
@@ -82,13 +97,13 @@ UPWARD = frozenset(
         ("architecture", "software"),
         *(("results", name) for name in ("report", "plotting", "page")),
         *(("comparing", name) for name in ("comparison_report", "plotting")),
-        ("sweeping", "sweep_report"),
+        *(("sweeping", name) for name in ("sweep_report", "plotting")),
         *(("planning", name) for name in ("plan_report", "plotting")),
         ("job", "recipes"),
     }
 )
 LAZY = {
-    "scipy": {"fitting", "published"},
+    "scipy": {"fitting", "published", "kernel_timings"},
     "matplotlib": {"plotting", "validation_report"},
     "pandas": {"sweep_files", "comparing", "planning"},
     "pyarrow": {"sweep_files"},
@@ -250,7 +265,7 @@ def test_the_library_knows_nothing_of_its_presentation() -> None:
 
 def test_estimation_does_not_know_of_fitting() -> None:
     users = {i.by for i in imports() if i.what == ".fitting"}
-    assert users <= {"cli", "validation", "probe"}
+    assert users <= {"cli", "validation", "orderings", "probe"}
 
 
 def test_the_parser_sees_imports() -> None:

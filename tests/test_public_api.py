@@ -83,7 +83,13 @@ def test_every_module_is_documented(module: str) -> None:
         assert inspect.getdoc(importlib.import_module(f"moecost.{module}"))
 
 
-@pytest.mark.parametrize("module", ["roofline", "experts", "cost", "memory", "step", "operators", "lengths"])
+FORMULAS = (
+    *("roofline", "experts", "cost", "memory", "step", "operators", "lengths", "storage", "flops"),
+    *("scaling_laws", "lifetime", "interruptions", "hierarchy", "preference", "serving", "validity"),
+)
+
+
+@pytest.mark.parametrize("module", FORMULAS)
 def test_every_formula_is_documented_and_annotated(module: str) -> None:
     found = importlib.import_module(f"moecost.{module}")
     functions = [

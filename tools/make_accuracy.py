@@ -20,7 +20,9 @@ from pathlib import Path
 
 from moecost.calibration import Calibration
 from moecost.coefficients import COEFFICIENT_NAMES
+from moecost.kernel_timings import fit_collectives, fit_grouped_gemm
 from moecost.measurements import Runs, public_runs, runs_behind
+from moecost.orderings import orderings
 from moecost.validation import Report, Row, Summary, after_one_run, cross_validate, validate, without
 
 PAGE = Path(__file__).parent.parent / "docs" / "accuracy.md"
@@ -61,6 +63,9 @@ WRONG = """## What is still wrong, and why
 * **Whether it fits.** Runs that ran although they were predicted not to fit are mostly of stacks whose memory nobody
   published (`llmfoundry`, `mlperf`): what activations take without recompute, and the logits of their fused losses, is
   counted as in other stacks and is too much there. A run that ran says no more than that.
+* **Experts over several machines.** Dispatchers differ from network to network (on EFA DeepEP is slower than an
+  all-to-all at 512 tokens a GPU, on InfiniBand twice as fast), recipes capture launches or hide exchanges without
+  saying so (`mbridge`, `aws`, `mcore-gb200`), and fine-grained mixtures are bound by the host where they do not.
 * **Many machines.** The runs no fit has seen use up to 64 machines whose network delivered a small part of its nominal
   rate in the same jobs; estimates assume a sound one.
 * **Noise.** Repeats of one run differ by more than 5 % in half of the groups of repeats; no estimate does better.
@@ -109,6 +114,20 @@ def in_sample_text() -> str:
             "### Does it fit?",
             "",
             *_outcomes(report, unseen),
+            "",
+            "### Which layout is faster?",
+            "",
+            "Pairs of layouts of the same model, stack and release on the same GPUs whose measured speeds differ by",
+            "more than 10 %: how many of them are ordered rightly.",
+            "",
+            *_orderings(),
+            "",
+            "### Kernels",
+            "",
+            "Laws of `moecost.kernel_timings` against the timings they are fitted to (`kernels.csv`): collectives as",
+            "latency, hops, bandwidth and a ramp, grouped products of experts as FLOPs plus traffic.",
+            "",
+            *_kernels(),
             "",
             "### Worst rows",
             "",
@@ -160,6 +179,26 @@ def _outcomes(*reports: Report) -> Iterable[str]:
     columns = ["source", "ran", "predicted not to fit", "of them within the interval",
                "out of memory", "predicted to fit", "of them within the interval"]  # fmt: skip
     yield from _table(columns, rows)
+
+
+def _orderings() -> Iterable[str]:
+    found = orderings(known_runs())
+    rows = [[o.source, f"{o.pairs}", f"{o.right}"] for o in found]
+    pairs, right = sum(o.pairs for o in found), sum(o.right for o in found)
+    rows.append(["**all**", f"{pairs}", f"{right} ({_percent(right / pairs)})"])
+    yield from _table(["source", "pairs", "right"], rows)
+
+
+def _kernels() -> Iterable[str]:
+    fits = [*fit_collectives(), *fit_grouped_gemm()]
+    by: dict[tuple[str, str], list[float]] = {}
+    for fit in fits:
+        kind = fit.kind.split()[0] if fit.machines == "one" else f"{fit.kind}, {fit.machines}"
+        by.setdefault((fit.gpu, kind), []).extend(fit.errors.tolist())
+    rows = [[gpu, kind, f"{len(errors)}", _percent(statistics.median(errors))] for (gpu, kind), errors in by.items()]
+    every = [error for errors in by.values() for error in errors]
+    rows.append(["**all**", "", f"{len(every)}", _percent(statistics.median(every))])
+    yield from _table(["GPU", "kernel", "timings", "median error"], rows)
 
 
 def _worst(rows: Sequence[Row]) -> Iterable[str]:
@@ -219,6 +258,7 @@ def left_out_text() -> str:
     middles: list[float] = [statistics.median(s.median_error for s in of.values()) for of in by_name]
     rows.append(["**median of sources**", f"{len(by_name[0])} sources", *map(_percent, middles[:3]), "",
                  _percent(middles[3]), ""])  # fmt: skip
+    rows.append(_many_gpus(by_name))
     columns = ["speed", "runs", "in sample", "group left out", "source left out", "inside", "after one run", "inside"]
     return "\n".join(
         [
@@ -234,6 +274,15 @@ def left_out_text() -> str:
             *_table(columns, rows),
         ]
     )
+
+
+def _many_gpus(by_name: Sequence[dict[str, Summary]]) -> list[str]:
+    """Medians over the sources of `multi.csv` that have three runs or more."""
+    counted = Counter(run.source_key for run in public_runs("multi"))
+    sources = [name for name in by_name[0] if counted[name] >= 3 and by_name[0][name].runs >= 3]
+    middles = [statistics.median(of[name].median_error for name in sources if name in of) for of in by_name]
+    return ["**median of many-GPU sources**", f"{len(sources)} sources", *map(_percent, middles[:3]), "",
+            _percent(middles[3]), ""]  # fmt: skip
 
 
 HELD = (None, *COEFFICIENT_NAMES, "hardware", "stacks", "everything")
