@@ -269,7 +269,6 @@ class _Variant:
             for name, values in self._times(r, pools, units[which[some]], batch[some], share[some]).items():
                 times[name][some] = values
         n = len(kept)
-        recipe = r.workload.recipe
         return {
             "gpu": units[which, 0],
             "variant": np.full(n, self.i),
@@ -281,7 +280,7 @@ class _Variant:
             "fits": fits,
             **times,
             "startup_s": np.full(n, r.profile.run.startup_s),
-            "forward_share": np.full(n, 1.0 / (2.0 + recipe.recompute + (1.0 if recipe.trains_all else 0.0))),
+            "forward_share": np.full(n, _forward_share(r.workload.recipe)),
             "num_queries": np.full(n, float(r.num_queries)),
             "parameters": np.full(n, float(r.model.num_parameters)),
         }
@@ -330,6 +329,13 @@ class _Variant:
             "hours": hours_of_run(w, r.profile, r.job.epochs, epoch, step_s),
             "save_s": save_seconds(saved_bytes=states, bytes_per_s=r.profile.run.save_bytes_per_s),
         }
+
+
+def _forward_share(recipe: Recipe) -> float:
+    """Of the work of a query, what its forward pass is: the backward pass takes as much again for the gradients of the
+    inputs, and where weights have gradients as well for those."""
+    weights = recipe.trains_all or recipe.density > 0
+    return 1.0 / (2.0 + recipe.recompute + (1.0 if weights else 0.0))
 
 
 def doubling_divisors(number: int) -> list[int]:
