@@ -292,6 +292,8 @@ def _grouped(step: StepTimes, names: Iterable[str], device: Device, whole: bool)
             seconds=gpu + host + wire if whole else gpu,
             forward=forward_s,
             launches=launches,
+            host=host,
+            communication=wire,
             flops=flops,
             bytes=moved,
             bound=bound,

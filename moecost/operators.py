@@ -27,7 +27,7 @@ from moecost.communication import (
     tensor_parallel_bytes,
     transfer_s,
 )
-from moecost.experts import LOAD_WEIGHTS, experts_touched, group_imbalance, load_variation, rows_of_experts
+from moecost.experts import experts_touched, group_imbalance, load_variation, mean_over_loads, rows_of_experts
 from moecost.footprint import REPLICATED, SHARED_INPUTS, adapter_size, cut
 from moecost.quantities import LayerKind
 from moecost.roofline import gemm_compute_time, gemm_flops, grouped_gemm_time
@@ -284,7 +284,7 @@ def _products(
     wide_in, wide_out = cut(use, context.layout)
 
     def mean(values: FloatLike) -> FloatLike:
-        return values if spread is None else as_float(np.tensordot(LOAD_WEIGHTS, values, axes=1))
+        return values if spread is None else mean_over_loads(np.asarray(values))
 
     each = rows if spread is None else spread
     rows_of: Grouping | None = "rows" if grouped else None
@@ -553,7 +553,7 @@ def _expert_rows(
     if spread is None:
         return np.minimum(rows, limit), None
     spread = np.minimum(spread, limit)
-    return as_float(np.tensordot(LOAD_WEIGHTS, spread, axes=1)), spread
+    return mean_over_loads(spread), spread
 
 
 def _in_one_launch(op: Operator, calls: FloatLike) -> Operator:

@@ -28,7 +28,7 @@ class _Result(Described):
 
 
 class OperatorTime(_Result):
-    """A layer kind or a kernel within one step. Layers include their share of the host's time, kernels do not."""
+    """A layer kind or a kernel of a step. `seconds` of layers include `host` and `communication`, of kernels not."""
 
     seconds: float
     """Forward, recompute and backward of all micro-batches of a step. [s]"""
@@ -36,6 +36,10 @@ class OperatorTime(_Result):
     """Of it the forward pass. [s]"""
     launches: float
     """Kernel launches a step."""
+    host: float
+    """In which the GPU waits for the host. [s]"""
+    communication: float
+    """In which it waits for other GPUs, or for the host's memory. [s]"""
     flops: float
     bytes: float
     bound: Bound
