@@ -17,6 +17,7 @@ from moecost.specs import GPUSpec, NodeSpec, PriceQuote
 if _typing.TYPE_CHECKING:
     from moecost.comparing import Comparison, compare
     from moecost.measurements import MeasuredRun
+    from moecost.planning import Plan, plan
     from moecost.sweeping import Sweep, sweep, sweep_to_parquet
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "MoECostError",
     "ModelSpec",
     "NodeSpec",
+    "Plan",
     "PriceQuote",
     "SoftwareProfile",
     "Sweep",
@@ -39,6 +41,7 @@ __all__ = [
     "gpus",
     "models",
     "nodes",
+    "plan",
     "software_profiles",
     "sweep",
     "sweep_to_parquet",
@@ -47,8 +50,10 @@ __all__ = [
 _LAZY: _typing.Final = {
     "Comparison": "moecost.comparing",
     "MeasuredRun": "moecost.measurements",
+    "Plan": "moecost.planning",
     "Sweep": "moecost.sweeping",
     "compare": "moecost.comparing",
+    "plan": "moecost.planning",
     "sweep": "moecost.sweeping",
     "sweep_to_parquet": "moecost.sweeping",
 }

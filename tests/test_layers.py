@@ -67,10 +67,11 @@ LAYERS: list[list[str]] = [
         "READERS",
     ],
     ["progress", "sweep_axes", "sweep_figures", "sweep_blocks", "sweep_files", "sweeping"],
-    ["kernel_timings", "fitting", "validation_report", "validation", "orderings", "comparing", "planning"],
+    ["plan_layouts", "plan_offers", "plan_stacks", "plan_figures", "plan_table", "plan_search", "planning"],
+    ["kernel_timings", "fitting", "validation_report", "validation", "orderings", "comparing"],
     ["accuracy", "equivalents", "serving"],
-    ["report", "comparison_report", "sweep_report", "plotting", "page", "probe"],
-    ["cli_prices", "cli", "__main__"],
+    ["report", "comparison_report", "sweep_report", "plan_report", "plotting", "page", "probe"],
+    ["cli_prices", "cli_plan", "cli", "__main__"],
     ["__init__"],
 ]
 ORDER = [name for layer in LAYERS for name in layer]
@@ -97,6 +98,7 @@ UPWARD = frozenset(
         *(("results", name) for name in ("report", "plotting", "page")),
         *(("comparing", name) for name in ("comparison_report", "plotting")),
         *(("sweeping", name) for name in ("sweep_report", "plotting")),
+        *(("planning", name) for name in ("plan_report", "plotting")),
         ("job", "recipes"),
     }
 )
@@ -248,7 +250,7 @@ def test_few_modules_read_files_or_the_command_line(package: str) -> None:
     assert not wrong, wrong
 
 
-PRESENTATION = ("cli", "report", "comparison_report", "sweep_report", "plotting", "page")
+PRESENTATION = ("cli", "report", "comparison_report", "sweep_report", "plan_report", "plotting", "page")
 
 
 def test_the_library_knows_nothing_of_its_presentation() -> None:
