@@ -208,8 +208,12 @@ def _table(works: Sequence[Work], batches: Batches, c: Coefficients) -> Array:
     shape = np.broadcast_shapes(np.shape(batches.tokens), np.shape(batches.probability), np.shape(c.launch_s))
     table = np.zeros((8, len(works), *shape))
     gpu, host, wire, launches, flops, moved, sm, stream = table
+    first: dict[int, int] = {}  # siblings share one work
     for i, work in enumerate(works):
-        if work is not NOTHING:
+        like = first.setdefault(id(work), i)
+        if like != i:
+            table[:, i] = table[:, like]
+        elif work is not NOTHING:
             gpu[i], launches[i], sm[i] = work.seconds, work.launches, work.sm
             if not _is_nothing(work.host) or not _is_nothing(work.host_s):
                 host[i] = work.host * c.launch_s + work.host_s
