@@ -31,7 +31,7 @@ def shown(notebook: NotebookNode) -> list[list[tuple[str, list[str]]]]:
 
 
 def test_there_are_notebooks() -> None:
-    assert [path.name for path in NOTEBOOKS] == ["budget.ipynb"]
+    assert [path.name for path in NOTEBOOKS] == ["budget.ipynb", "mixture_or_dense.ipynb"]
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
