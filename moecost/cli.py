@@ -274,7 +274,10 @@ def sweep(
 
     if out is not None:
         _check_writable(out, (".parquet", ".csv"), "a table")
-    given = dict(assignment(text) for text in field or ()) | dict(axis_values(text) for text in axis or ())
+    axes = [axis_values(text) for text in axis or ()]
+    if twice := [name for name, _ in axes if [other for other, _ in axes].count(name) > 1]:
+        raise InvalidInputError(f"--axis {twice[0]} is given twice; write all its values in one: --axis {twice[0]}=1,2")
+    given = dict(assignment(text) for text in field or ()) | dict(axes)
     of_job = {} if job is None else _fields_of_file(job, given)
     named = {name: plural for plural, name in PLURAL.items()}
     found = sweeping.sweep(**{named.get(name, name): value for name, value in (of_job | given).items()})
@@ -442,6 +445,8 @@ def compare(
     _write((found.model_dump_json() if as_json else as_text(found, _width())) + "\n")
     if not found.estimates:
         raise typer.Exit(DOES_NOT_FIT if any(c.estimate for c in found.candidates) else BAD_INPUT)
+    if any(c.status == "cannot be used" for c in found.candidates):
+        raise typer.Exit(BAD_INPUT)
 
 
 def _moved(path: Path, gpu: str) -> dict[str, None]:

@@ -191,7 +191,7 @@ def _place(tried: _Tried, by: SortedBy) -> tuple[float, ...]:
         return 1.0, e.memory.device_gib / e.memory.usable_gib  # what nearly fits comes first
     if by == "gpu_hours" or not tried.priced:
         return 0.0, 1.0, e.gpu_hours
-    return 0.0, 0.0, e.cost_usd
+    return 0.0, 0.0, e.cost_usd, e.hours
 
 
 def _notes(tried: Sequence[_Tried]) -> Iterable[str]:
@@ -228,11 +228,14 @@ def _against(e: Estimate, first: Estimate) -> str:
     said = f"{_times(getattr(e, field), getattr(first, field))} the {what}, {_times(e.hours, first.hours)} the hours"
     if math.isnan(e.cost_usd) and not math.isnan(first.cost_usd):
         said = f"its price is not known; {said}"
-    overlap = e.interval(field)[0] <= first.interval(field)[1]
+    (low, high), (least, most) = e.interval(field), first.interval(field)
+    overlap = low <= most and least <= high
     return f"{said}; 80 % intervals of the {what} overlap" if overlap else said
 
 
 def _times(value: float, of: float) -> str:
+    if value == of:
+        return "as much as" if not of else "1.00 times"
     return f"{value / of:.2f} times" if of else "more than 0 times"
 
 
@@ -283,7 +286,7 @@ def _label(facts: Mapping[str, str], differing: Sequence[str]) -> str:
     elif "gpu" in shown:
         words.append(facts["gpu"])
     words += [facts["method"]] if "method" in shown else []
-    words += [f"{name}={facts[name]}" for name in differing if name in shown - _SAID_ALONE]
+    words += [f"{name}={facts[name]}" for name in differing if name in shown - _SAID_ALONE and facts[name] != "None"]
     return ", ".join(words) or "a job"
 
 

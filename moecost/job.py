@@ -18,7 +18,7 @@ from moecost.dataset_spec import DatasetSpec
 from moecost.errors import InvalidInputError, close_matches
 from moecost.field_docs import Described
 from moecost.specs import GPUSpec, Market, NodeSpec, PriceQuote
-from moecost.storage import COMPUTE_BYTES, OPTIMIZERS, WEIGHT_FORMATS
+from moecost.storage import COMPUTE_BYTES, OPTIMIZER_NAMES, OPTIMIZERS, WEIGHT_FORMATS
 
 MAX_TOKENS: Final = 100_000_000
 MAX_BATCH: Final = 2**24
@@ -38,6 +38,11 @@ def _one_of(kind: str, known: tuple[str, ...]) -> BeforeValidator:
         raise ValueError(f"{value!r:.80} is not {article} {kind}; did you mean {', '.join(map(repr, near or known))}?")
 
     return BeforeValidator(check)
+
+
+def _optimizer(value: Any) -> Any:
+    """A name that a training tool uses (`adamw_torch`), as ours."""
+    return OPTIMIZER_NAMES.get(value.lower(), value) if isinstance(value, str) else value
 
 
 def _enum(*known: Any) -> WithJsonSchema:
@@ -239,7 +244,9 @@ class Job(Checked, Described):
     """How weights are held: trained ones of full tuning, else the frozen ones; None: `bf16`, `nf4-dq` for qlora."""
     compute_dtype: Annotated[str, _enum(*COMPUTE_BYTES), _one_of("compute type", tuple(COMPUTE_BYTES))] | None = None
     """Number format of the products; None: `bf16` where the GPU has it."""
-    optimizer: Annotated[str, _enum(*OPTIMIZERS), _one_of("optimizer", tuple(OPTIMIZERS))] = "adamw"
+    optimizer: Annotated[
+        str, _enum(*OPTIMIZERS), _one_of("optimizer", tuple(OPTIMIZERS)), BeforeValidator(_optimizer)
+    ] = "adamw"
     """Its name tells the states of a trained weight, and their width."""
     attention: Literal["flash", "sdpa", "eager"] | None = None
     """How attention is computed."""

@@ -59,6 +59,11 @@ def _nearest(asked: int, of: int) -> str:
 
 
 def _fits_the_model(job: Job, model: ModelSpec) -> None:
+    if job.sequence_length is not None and job.context_parallel_size > job.sequence_length:
+        raise InvalidInputError(
+            f"context_parallel_size={job.context_parallel_size} is more than the {job.sequence_length} tokens of a "
+            f"sequence; use {job.sequence_length} or less"
+        )
     tensor, stages, layers = job.tensor_parallel_size, job.pipeline_parallel_size, model.num_hidden_layers
     for group in model.quantities().layers:
         heads = group.attention.num_heads if group.attention else tensor
@@ -85,11 +90,12 @@ def _fits_the_model(job: Job, model: ModelSpec) -> None:
 
 def _experts_fit(job: Job, model: ModelSpec, data: int) -> None:
     asked, cut = job.expert_parallel_size, job.expert_tensor_parallel_size or 1
-    if asked == 1:
+    if asked == cut == 1:
         return
     sizes = {group.experts.num_experts for group in model.quantities().layers if group.experts}
     if not sizes:
-        raise InvalidInputError(f"expert_parallel_size={asked}: {model.name} has no routed experts; leave it out")
+        name, value = ("expert_parallel_size", asked) if asked > 1 else ("expert_tensor_parallel_size", cut)
+        raise InvalidInputError(f"{name}={value}: {model.name} has no routed experts; leave it out")
     for experts in sizes:
         if experts % asked:
             raise InvalidInputError(
@@ -97,6 +103,11 @@ def _experts_fit(job: Job, model: ModelSpec, data: int) -> None:
                 f"use {_nearest(asked, experts)}"
             )
     within = data * job.context_parallel_size * job.tensor_parallel_size
+    if within % cut:
+        raise InvalidInputError(
+            f"expert_tensor_parallel_size={cut} does not divide the {within} GPUs of a pipeline stage (data, context "
+            f"and tensor parallel); use {_nearest(cut, within)}"
+        )
     if within % (asked * cut):
         what = f"expert_parallel_size={asked}" + (f" x expert_tensor_parallel_size={cut}" if cut > 1 else "")
         raise InvalidInputError(

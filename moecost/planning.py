@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, get_args
 from pydantic import BaseModel, ConfigDict, PrivateAttr
 
 from moecost.errors import InvalidInputError, UnsupportedError
-from moecost.job import Method
+from moecost.job import Job, Method
 from moecost.plan_figures import Question, Rows, evaluate
 from moecost.plan_layouts import SIZES
 from moecost.plan_offers import Offer, Sellers
@@ -260,6 +260,8 @@ def _check(headroom: float, max_gpus: int) -> None:
 
 
 def _assumptions(given: Assumptions | Mapping[str, Any] | None, grid: float | None) -> Assumptions:
+    if not isinstance(given, Assumptions | Mapping | None):
+        raise InvalidInputError(f"assumptions={given!r:.80} must be a mapping of names to numbers, or Assumptions")
     found = given if isinstance(given, Assumptions) else Assumptions(**(given or {}))
     return found if grid is None else Assumptions(**(dict(found) | {"grid_gco2_per_kwh": grid}))
 
@@ -321,6 +323,12 @@ def _notes(
     """What was assumed, in sentences."""
     if not batch_given:
         yield f"global_batch_size was not given: {question.global_batch_size}, so that all train the same thing"
+    if not any("gradient_checkpointing" in v for v in question.variants):
+        stacks = sorted({v.get("software", Job.model_fields["software"].default) for v in question.variants})
+        yield (
+            f"gradient checkpointing as {' and '.join(stacks)} sets it where nothing is said; "
+            "gradient_checkpointing=['none', 'full'] tries both"
+        )
     if unquoted:
         yield f"{unquoted} GPUs of the catalogue have no quote of {search.sellers} and were not tried"
     if any(o.billed_gpus > o.num_gpus for o in search.table.offers):

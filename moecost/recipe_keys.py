@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from moecost.errors import InvalidInputError
-from moecost.storage import OPTIMIZERS
+from moecost.storage import OPTIMIZER_NAMES, OPTIMIZERS
 
 OFF: Final = (None, False, 0, "", "none", "None", "no", "false", "False", "off")
 _TRUE: Final = ("true", "True", "yes", "on", "auto", "full")
@@ -141,21 +141,6 @@ class Keys:
         """Keys that are on, were not read, and are not known to be without effect on time and memory."""
         left = [k for k, v in self.flat.items() if k not in self.used and not ignored.fullmatch(k) and not _off(v)]
         return sorted({*self.not_modelled, *left})
-
-
-OPTIMIZER_NAMES: Final[Mapping[str, str]] = {
-    **dict.fromkeys(
-        ("adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw_apex_fused", "adamw_anyprecision", "adam"), "adamw"
-    ),
-    **dict.fromkeys(("adamw_bnb_8bit", "adamw_8bit", "adamw_torch_8bit", "ao_adamw_8bit", "adam8bit"), "adamw8bit"),
-    **dict.fromkeys(("adamw_torch_4bit", "ao_adamw_4bit", "adamw4bit"), "adamw4bit"),
-    **dict.fromkeys(("paged_adamw_8bit", "pagedadamw8bit"), "paged_adamw8bit"),
-    **dict.fromkeys(("paged_adamw_32bit", "pagedadamw", "pagedadamw32bit"), "paged_adamw"),
-    **dict.fromkeys(("lion_32bit", "paged_lion_32bit"), "lion"),
-    **dict.fromkeys(("lion_8bit", "paged_lion_8bit"), "lion8bit"),
-    **dict.fromkeys(("galore_adamw", "galore_adafactor"), "galore"),
-}
-"""Names that training tools use, in lower case, to those of `Job`; others are tried as they are."""
 
 
 def _off(value: Any) -> bool:

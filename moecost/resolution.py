@@ -394,7 +394,8 @@ def _device(job: Job, gpu: GPUSpec, notes: list[str]) -> Device:
         notes.append(f"the number of SMs of {gpu.name} is not known: products are taken to fill it evenly")
     plain = "bf16" if "bf16" in gpu.peak_tflops_dense and dtype not in ("fp32", "tf32") else dtype
     in_slice = gpu.vendor == "Google" and job.node is None and gpu.link_bytes_per_s_one_way is not None
-    node = _node(job, gpu, notes) if job.num_gpus > 1 and not in_slice else None
+    asked = job.num_gpus > 1 or job.node is not None
+    node = _node(job, gpu, notes) if asked and not in_slice else None
     pcie = gpu.pcie_bytes_per_s_one_way or DEFAULT_PCIE_BYTES_PER_S
     link, is_pcie = (pcie, True) if node is None else _link(node, pcie)
     linked = _linked(job, node)

@@ -29,6 +29,8 @@ MAX_DIGITS: Final = 40
 
 def read_text(path: str | Path) -> str:
     """Text of a regular UTF-8 file of at most `MAX_FILE_BYTES`."""
+    if not isinstance(path, str | Path):
+        raise InvalidInputError(f"{path!r:.80} is not the path of a file")
     try:
         mode = os.stat(path).st_mode
         if not stat.S_ISREG(mode):  # a pipe or device could hang us

@@ -23,7 +23,7 @@ from moecost.footprint import trained_elements, trained_on_host, trained_per_gpu
 from moecost.operators import NOTHING, Operator, Work, host_bytes_per_s, operators
 from moecost.roofline import smooth_maximum
 from moecost.software import HostWork, SoftwareProfile
-from moecost.workload import Batches, Device, Layout, Workload
+from moecost.workload import Batches, Layout, Workload
 
 HOST_STEP_S: Final = 2.0e-9
 """Time of the host's AdamW a trained weight: 28 bytes at about 14 GB/s, which vectorized CPU optimizers reach. [s]"""
@@ -91,7 +91,7 @@ def step_times(workload: Workload, batches: Batches, profile: SoftwareProfile, c
     ops = operators(workload, batches, profile, coefficients)
     forward_exponent = _forward_exponent(host)
     counts, times = (_of_step(n) for n in passes_of_a_step(workload.layout, batches.per_step))
-    beside = _stream_exponent(workload.device)
+    beside = _stream_exponent(workload)
     first = _one_pass([op.forward for op in ops], batches, coefficients)
     last = _one_pass([op.backward for op in ops], batches, coefficients)
     again = np.array([op.recomputed for op in ops], dtype=float) if recipe.recompute else None
@@ -135,7 +135,7 @@ def micro_batch_seconds(
     """
     recipe, host = workload.recipe, profile.host
     ops = operators(workload, batches, profile, coefficients)
-    beside, launch_s = _stream_exponent(workload.device), coefficients.launch_s
+    beside, launch_s = _stream_exponent(workload), coefficients.launch_s
 
     def seconds(works: Sequence[Work], exponent: float) -> FloatLike:
         return _total(_summed(works, launch_s), batches, exponent, beside)
@@ -153,8 +153,10 @@ def _forward_exponent(host: HostWork) -> float:
     return 1.0 if host.synchronises else host.overlap_exponent
 
 
-def _stream_exponent(device: Device) -> float:
-    return SLOW_STREAM_EXPONENT if device.link_is_pcie else STREAM_EXPONENT
+def _stream_exponent(workload: Workload) -> float:
+    """Of the power mean of transfers and the rest; weights from the host come over PCIe, whatever joins the GPUs."""
+    slow = workload.device.link_is_pcie or workload.layout.streams_weights
+    return SLOW_STREAM_EXPONENT if slow else STREAM_EXPONENT
 
 
 def _summed(works: Sequence[Work], launch_s: FloatLike) -> tuple[FloatLike, FloatLike, FloatLike, FloatLike]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -219,3 +220,17 @@ OPTIMIZERS: Final[dict[str, OptimizerFormat]] = {
     ),
     "muon": OptimizerFormat(1, None, "one momentum on matrices; embeddings and vectors, with AdamW, not apart"),
 }
+
+OPTIMIZER_NAMES: Final[Mapping[str, str]] = {
+    **dict.fromkeys(
+        ("adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw_apex_fused", "adamw_anyprecision", "adam"), "adamw"
+    ),
+    **dict.fromkeys(("adamw_bnb_8bit", "adamw_8bit", "adamw_torch_8bit", "ao_adamw_8bit", "adam8bit"), "adamw8bit"),
+    **dict.fromkeys(("adamw_torch_4bit", "ao_adamw_4bit", "adamw4bit"), "adamw4bit"),
+    **dict.fromkeys(("paged_adamw_8bit", "pagedadamw8bit"), "paged_adamw8bit"),
+    **dict.fromkeys(("paged_adamw_32bit", "pagedadamw", "pagedadamw32bit"), "paged_adamw"),
+    **dict.fromkeys(("lion_32bit", "paged_lion_32bit"), "lion"),
+    **dict.fromkeys(("lion_8bit", "paged_lion_8bit"), "lion8bit"),
+    **dict.fromkeys(("galore_adamw", "galore_adafactor"), "galore"),
+}
+"""Names that training tools use, in lower case, to those of `Job`; others are tried as they are."""

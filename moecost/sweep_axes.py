@@ -26,7 +26,17 @@ Axes: TypeAlias = dict[str, tuple[Any, ...]]
 
 PLURAL: Final = {"models": "model", "gpus": "gpu"}
 MOST_VALUES: Final = 1_000_000
-ADAPTER_FIELDS: Final = ("lora_rank", "lora_targets")
+ADAPTER_FIELDS: Final = ("lora_rank", "lora_targets", "density")
+
+
+def withheld(method: str) -> frozenset[str]:
+    """Fields of adapters that rows of a method do not get: it has no use for them, and would refuse them.
+
+    >>> sorted(withheld("lora")), sorted(withheld("sparse"))
+    (['density'], ['lora_rank'])
+    """
+    used = {"full": (), "sparse": ("lora_targets", "density")}.get(method, ("lora_rank", "lora_targets"))
+    return frozenset(ADAPTER_FIELDS) - frozenset(used)
 
 
 def read_axes(given: Mapping[str, Any]) -> Axes:

@@ -19,7 +19,7 @@ from moecost.arrays import FloatLike
 from moecost.errors import MoECostError
 from moecost.job import Job
 from moecost.resolution import Resolved, price, resolve
-from moecost.sweep_axes import ADAPTER_FIELDS, Axes, loaded, num_rows
+from moecost.sweep_axes import Axes, loaded, num_rows, withheld
 from moecost.sweep_figures import DIMENSIONS, FIGURES, REASONS, figures_of
 
 Picked: TypeAlias = dict[str, list[int]]
@@ -103,8 +103,8 @@ class _Member:
 def _fill(block: Block, axes: Axes, picked: Picked) -> None:
     """Evaluate the rows of one group and put them in their place."""
     first = {name: axes[name][positions[0]] for name, positions in picked.items()}
-    if first.get("method", "full") == "full":
-        first = {name: value for name, value in first.items() if name not in ADAPTER_FIELDS}
+    kept_back = withheld(first.get("method", "full"))
+    first = {name: value for name, value in first.items() if name not in kept_back}
     members: list[_Member] = []
     for same_gpus in _one_by_one(picked, "num_gpus"):
         gpus = {"num_gpus": axes["num_gpus"][same_gpus["num_gpus"][0]]} if "num_gpus" in picked else {}

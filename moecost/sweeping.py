@@ -24,7 +24,7 @@ from moecost.progress import progress_bar
 from moecost.results import Estimate
 from moecost.spec_files import write_text
 from moecost.specs import PriceQuote
-from moecost.sweep_axes import ADAPTER_FIELDS, PLURAL, Axes, num_rows, read_axes, split
+from moecost.sweep_axes import PLURAL, Axes, num_rows, read_axes, split, withheld
 from moecost.sweep_blocks import Block, evaluate
 from moecost.sweep_figures import FIGURES, FITS
 from moecost.sweep_files import to_frame, write_csv, write_parquet
@@ -306,8 +306,8 @@ class Sweep:
     def job(self, i: int) -> Job:
         """The job of a row; what contradicts itself is no job and raises."""
         fields = self._values(self._row(i))
-        full = fields.get("method", "full") == "full"
-        return Job(**{name: value for name, value in fields.items() if not (full and name in ADAPTER_FIELDS)})
+        kept_back = withheld(fields.get("method", "full"))
+        return Job(**{name: value for name, value in fields.items() if name not in kept_back})
 
     def estimate(self, i: int) -> Estimate:
         """All about a row, whether it fits or not."""
@@ -384,6 +384,8 @@ class Sweep:
 
 def _column(name: str) -> str:
     """Its name here, of an axis in the plural or a figure as `Estimate` says it."""
+    if not isinstance(name, str):
+        raise InvalidInputError(f"{name!r:.80} is not the name of a column; sweep.row({name!r:.20}) is a row")
     name = PLURAL.get(name, name)
     part, dot, figure = name.partition(".")
     return FIGURE_OF[part].format(figure) if dot and part in FIGURE_OF else name

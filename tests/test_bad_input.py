@@ -72,7 +72,7 @@ def attempt(**fields: Any) -> Estimate | MoECostError:
         ("software", "hf-pef", "hf-peft"),
         ("calibration", "hf-peft-2023", "hf-peft-2024"),
         ("method", "qlra", "qlora"),
-        ("optimizer", "adam", "adamw"),
+        ("optimizer", "adamv", "adamw"),
         ("weight_dtype", "nf4dq", "nf4-dq"),
         ("compute_dtype", "bfloat", "bf16"),
     ],

@@ -64,7 +64,8 @@ def test_reasons_are_borne_out_by_the_figures(mixed: Comparison) -> None:
     assert found
     assert float(found[1]) == pytest.approx(second.cost_usd / first.cost_usd, abs=0.006)
     assert float(found[2]) == pytest.approx(second.hours / first.hours, abs=0.006)
-    overlap = first.interval("cost_usd")[1] >= second.interval("cost_usd")[0]
+    (low, high), (least, most) = first.interval("cost_usd"), second.interval("cost_usd")
+    overlap = least <= high and low <= most
     assert ("overlap" in why) == overlap
     unfit = mixed.candidates[2]
     assert unfit.estimate is not None
@@ -277,12 +278,30 @@ def test_command_on_several_gpus(files: dict[str, str], tmp_path: Path) -> None:
 def test_command_s_exit_status(files: dict[str, str], tmp_path: Path) -> None:
     assert run("compare", files["big"])[0] == 1
     assert run("compare", files["big"], files["small"])[0] == 0
+    status, out, _ = run("compare", files["small"], "--gpu", "a40", "--gpu", "a4z")
+    assert (status, "the cheapest" in out) == (2, True)  # a guard is not passed by a job that was never looked at
     status, out, _ = run("compare", files["small"], "--gpu", "a4z")
     assert (status, "did you mean 'a40'" in out) == (2, True)
     status, out, err = run("compare", files["small"], str(tmp_path / "none.yaml"))
     assert (status, out) == (2, "")
     assert "none.yaml" in err
     assert err.count("\n") == 1
+
+
+def test_dearer_by_far_and_quicker_by_far_do_not_overlap() -> None:
+    """Intervals overlap where each begins before the other ends: one above the other does not, in either order."""
+    by_hours = compare([on("h100"), on("a40", price=0.01)])
+    assert by_hours.best is not None
+    assert by_hours.best.gpu == "a40"
+    (why,) = [c.reason for c in by_hours.candidates[1:]]
+    assert "overlap" not in why
+
+
+def test_free_jobs_are_sorted_by_their_hours() -> None:
+    slow, quick = on("a40", price=0.0), on("h100", price=0.0)
+    found = compare([slow, quick])
+    assert [e.gpu for e in found.estimates] == ["h100-80gb-sxm", "a40"]
+    assert found.candidates[1].reason.startswith("as much as the cost, ")
 
 
 def test_an_estimate_is_kept_as_it_is() -> None:

@@ -12,7 +12,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from moecost import DatasetSpec, Estimate, Job, estimate
-from moecost.errors import InvalidInputError, OutOfRangeWarning
+from moecost.errors import InvalidInputError, MoECostError, OutOfRangeWarning
 from moecost.operators import operators
 from moecost.resolution import Resolved, epoch, resolve
 
@@ -177,6 +177,8 @@ def test_real_routing_waits_for_the_busiest_gpu_and_a_forced_balance_does_not() 
         ({"shard_group_size": 3, "num_gpus": 8, "zero_stage": 3}, "does not divide the 8 .* use 2 or 4"),
         ({"shard_group_size": 4, "num_gpus": 8, "zero_stage": 0}, "no meaning with zero_stage=0"),
         ({"tensor_parallel_size": 4, "num_gpus": 6}, "no multiple .* use 4"),
+        ({"expert_tensor_parallel_size": 3, "num_gpus": 8}, "=3 does not divide the 8 GPUs .* use 2 or 4"),
+        ({"context_parallel_size": 1024, "num_gpus": 1024}, "more than the 512 tokens of a sequence; use 512 or less"),
     ],
 )
 def test_layouts_that_do_not_go_together_name_the_nearest_that_do(fields: dict[str, int], message: str) -> None:
@@ -184,9 +186,25 @@ def test_layouts_that_do_not_go_together_name_the_nearest_that_do(fields: dict[s
         estimate("mistralai/Mixtral-8x7B-v0.1", "h100-80gb-sxm", sequence_length=512, method="lora", **fields)
 
 
-def test_experts_of_a_dense_model_are_refused() -> None:
-    with pytest.raises(InvalidInputError, match="no routed experts; leave it out"):
-        estimate(LLAMA, "h100", sequence_length=512, method="lora", num_gpus=8, expert_parallel_size=8)
+@pytest.mark.parametrize("field", ["expert_parallel_size", "expert_tensor_parallel_size"])
+def test_experts_of_a_dense_model_are_refused(field: str) -> None:
+    with pytest.raises(InvalidInputError, match=f"{field}=8: .* no routed experts; leave it out"):
+        estimate(LLAMA, "h100", sequence_length=512, method="lora", num_gpus=8, **{field: 8})
+
+
+def test_a_misspelt_machine_type_is_refused_on_one_gpu_too() -> None:
+    with pytest.raises(MoECostError, match=r"did you mean.*p5\.48xlarge"):
+        estimate(LLAMA, "h100", sequence_length=512, method="lora", node="p5.48xlarg")
+
+
+def test_two_gpus_each_read_half_of_the_experts_from_the_host_and_gain_no_more_than_that() -> None:
+    """A GPU reads its share over its own PCIe link and gathers the rest (bandwidth-centric partitioning, arXiv:2104.07857):
+    at most a rate twice as high on each of two, what else a step does not shrinking with it."""
+    job = {"method": "lora", "sequence_length": 512, "micro_batch_size": 4, "offload": "experts"}
+    one, two = (
+        quiet("mistralai/Mixtral-8x7B-v0.1", "h100-80gb-sxm", num_gpus=n, **job).queries_per_second for n in (1, 2)
+    )
+    assert one < two / 2 <= 2 * one
 
 
 def test_a_machine_type_sets_links_network_and_price() -> None:

@@ -667,6 +667,7 @@ def test_the_command_prints_json_and_says_by_its_status_whether_any_row_fits(job
         (["--axis", "gpus=a40,nope"], "gpus: 'nope': unknown GPU"),
         (["--axis", "micro_batch=1"], "micro_batch is no axis; did you mean micro_batch_size"),
         (["--axis", "lora_rank=1,!!python/object:os.system x"], "lora_rank"),
+        (["--axis", "lora_rank=8", "--axis", "lora-rank=16"], "--axis lora_rank is given twice"),
         (["-o", "rows.xlsx"], "rows.xlsx"),
     ],
 )
@@ -674,6 +675,18 @@ def test_the_command_refuses_bad_input(job_file: Path, args: list[str], message:
     status, out, said = run("sweep", str(job_file), *args)
     assert (status, out) == (2, "")
     assert message in said
+
+
+def test_methods_with_and_without_fields_of_adapters_share_a_sweep() -> None:
+    """A row gets what its method knows: the ranks of lora, the density of sparse, neither of full tuning."""
+    given = {"lora_rank": [4], "density": [0.02], "sequence_length": 256, "micro_batch_size": 1, "num_queries": 64}
+    s = sweep(models=["mistral-7b"], gpus=["h100"], method=["lora", "sparse", "full"], on_oom="report", **given)
+    assert len(s) == 3
+    for row, method in enumerate(["lora", "sparse", "full"]):
+        known = {"lora": {"lora_rank": 4}, "sparse": {"density": 0.02}, "full": {}}[method]
+        e = estimate("mistral-7b", "h100", method=method, sequence_length=256, micro_batch_size=1, num_queries=64,
+                     on_oom="report", **known)  # fmt: skip
+        assert s["step_seconds"][row] == pytest.approx(e.step.seconds, rel=1e-12)
 
 
 def test_values_of_an_axis_on_the_command_line() -> None:
