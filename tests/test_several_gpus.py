@@ -198,8 +198,8 @@ def test_a_misspelt_machine_type_is_refused_on_one_gpu_too() -> None:
 
 
 def test_two_gpus_each_read_half_of_the_experts_from_the_host_and_gain_no_more_than_that() -> None:
-    """A GPU reads its share over its own PCIe link and gathers the rest (bandwidth-centric partitioning, arXiv:2104.07857):
-    at most a rate twice as high on each of two, what else a step does not shrinking with it."""
+    """A GPU reads its share over its own PCIe link and gathers the rest (bandwidth-centric partitioning,
+    arXiv:2104.07857): at most a rate twice as high on each of two, what else a step does not shrinking with it."""
     job = {"method": "lora", "sequence_length": 512, "micro_batch_size": 4, "offload": "experts"}
     one, two = (
         quiet("mistralai/Mixtral-8x7B-v0.1", "h100-80gb-sxm", num_gpus=n, **job).queries_per_second for n in (1, 2)
