@@ -41,7 +41,7 @@ LAYERS: list[list[str]] = [
     ["spec_files", "checked", "field_docs", "specs", "catalog"],
     ["components", "parameters", "flops"],
     ["hub.reader", "hub.vision", "hub.decoder", "hub.families", "hub.hybrids", "hub.recent", "hub.irregular", "hub"],
-    ["software", "dataset_spec", "architecture", "calibration"],
+    ["probe_record", "software", "dataset_spec", "architecture", "calibration"],
     ["adaptation", "footprint", "operators", "step", "memory"],
     ["job", "topology", "layouts", "results", "resolution", "advice", "estimation"],
     [
@@ -59,8 +59,13 @@ LAYERS: list[list[str]] = [
     ["progress", "sweep_axes", "sweep_figures", "sweep_blocks", "sweep_files", "sweeping"],
     ["kernel_timings", "fitting", "validation_report", "validation", "orderings", "comparing", "planning"],
     ["accuracy", "equivalents", "serving"],
-    ["report", "comparison_report", "sweep_report", "plotting", "page", "probe"],
-    ["cli_prices", "cli", "__main__"],
+    ["watching", "callback"],
+    [
+        *("probe.tasks", "probe.mixtures", "probe.clock", "probe.collectives", "probe.laws", "probe.implied"),
+        *("probe.machine", "probe.training", "probe"),
+    ],
+    ["report", "comparison_report", "sweep_report", "plotting", "page"],
+    ["cli_prices", "cli_probe", "cli", "__main__"],
     ["__init__"],
 ]
 ORDER = [name for layer in LAYERS for name in layer]
@@ -91,7 +96,11 @@ UPWARD = frozenset(
     }
 )
 LAZY = {
-    "scipy": {"fitting", "published", "kernel_timings"},
+    "scipy": {"fitting", "published", "kernel_timings", "probe.implied"},
+    "torch": {"probe.clock", "probe.mixtures", "probe.collectives", "probe.training"},
+    "transformers": {"probe.training"},
+    "peft": {"probe.training"},
+    "bitsandbytes": {"probe.clock"},
     "matplotlib": {"plotting", "validation_report"},
     "pandas": {"sweep_files", "comparing", "planning"},
     "pyarrow": {"sweep_files"},
