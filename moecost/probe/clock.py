@@ -153,7 +153,7 @@ class TorchClock:
         return self.torch.optim.AdamW([weight], foreach=True).step  # type: ignore[no-any-return]
 
     def _mixture(self, task: Task) -> Work:
-        layer = experts_of(task, self.device)
+        layer = experts_of(task, self.device, dtype_of(task.dtype))
         run = eager if task.kind == "eager" else grouped(self.device)
         return self._passes(lambda: run(layer), layer.trained, task.how)
 

@@ -1,6 +1,7 @@
 r"""From timings to the coefficients that they imply.
 
-.. math:: \min_c \sum_i \rho\!\left(\ln t_i - \ln \hat t_i(c)\right) + \sum_j \left(\frac{\ln c_j - \ln c_j^0}{s}\right)^2
+.. math:: \min_c \sum_i \rho\!\left(\ln t_i - \ln \hat t_i(c)\right)
+          + \sum_j \left(\frac{\ln c_j - \ln c_j^0}{s}\right)^2
 
 over the coefficients that the timings tell, with a spread :math:`s` so wide that the timings rule. All others are
 those of the calibration that the software profile names.
@@ -53,7 +54,7 @@ Array = NDArray[np.float64]
 
 
 def calibration(record: ProbeRecord, profile: SoftwareProfile, base: Calibration, architecture: str) -> Calibration:
-    """The base's calibration with all that the probe tells in its place, and the probe's timings with what that predicts.
+    """The base with all that the probe tells in its place, and the probe's timings beside what that predicts.
 
     Parameters
     ----------
@@ -131,15 +132,16 @@ def _fit(
 
     def misfit(x: Array) -> Array:
         values = {**start, **dict(zip(names, np.exp(x), strict=True))}
-        return (took - np.log([seconds(task, peaks, profile, values) for _, task in used])) / noise
+        lawful = np.array([seconds(task, peaks, profile, values) for _, task in used], dtype=float)
+        return np.asarray((took - np.log(lawful)) / noise)
 
     def all_of(x: Array) -> Any:
         u = misfit(x) * noise / SOFT  # the square of the root below is the soft-L1 loss
         robust = np.sign(u) * np.sqrt(2.0 * (np.sqrt(1.0 + u**2) - 1.0)) * SOFT / noise
         return np.concatenate([robust, (x - first) / WIDE])
 
-    found = least_squares(all_of, first, bounds=(first - FAR, first + FAR), diff_step=1e-4, xtol=1e-8, ftol=1e-10)
-    slopes = found.jac[: len(used)]
+    found = least_squares(all_of, first, bounds=(first - FAR, first + FAR), diff_step=[1e-4], xtol=1e-8, ftol=1e-10)
+    slopes = np.asarray(found.jac)[: len(used)]
     covariance = np.linalg.inv(slopes.T @ slopes + np.eye(len(names)) / WIDE**2)
     spreads = dict(zip(names, np.sqrt(np.diag(covariance)), strict=True))
     left = misfit(found.x) * noise

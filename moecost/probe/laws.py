@@ -40,8 +40,8 @@ def seconds(task: Task, peaks: Peaks, profile: SoftwareProfile, values: Mapping[
     if task.kind in COLLECTIVES:
         return _collective(task, peaks, values)
     if task.kind in MOVES:
-        moved = MOVES[task.kind] * task["elements"] * COMPUTE_BYTES[task.dtype]
-        return float(moved / (peaks.bytes_per_s * c.elementwise_bandwidth))
+        each = float(MOVES[task.kind] * COMPUTE_BYTES[task.dtype])
+        return float(task["elements"] * each / (peaks.bytes_per_s * c.elementwise_bandwidth))
     if task.kind == "launch":
         return float(c.launch_s)
     if task.kind == "linear":
@@ -49,8 +49,8 @@ def seconds(task: Task, peaks: Peaks, profile: SoftwareProfile, values: Mapping[
         launches = work.forward + (work.backward if task.how == "step" else 0.0)
         return float(task["layers"] * launches * c.launch_s)
     if task.kind == "dequantize":
-        moved = task["elements"] * (WEIGHT_FORMATS["nf4"].bytes + COMPUTE_BYTES[task.dtype])
-        return float(moved / (peaks.bytes_per_s * c.dequantize_bandwidth))
+        each = WEIGHT_FORMATS["nf4"].bytes + COMPUTE_BYTES[task.dtype]
+        return float(task["elements"] * each / (peaks.bytes_per_s * c.dequantize_bandwidth))
     if task.kind == "optimizer":
         habits = profile.optimizer
         moved = task["elements"] * habits.foreach_copies * 4.0
@@ -91,27 +91,25 @@ def sent_bytes(task: Task) -> FloatLike:
 
 def _layer(task: Task, peaks: Peaks, peak: float, profile: SoftwareProfile, c: Coefficients) -> float:
     """An attention core or a mixture, from the operators of a step."""
+    kernels: set[str] = set()
+    layer: LayerKind | None = None
+    config: dict[str, Any]
     if task.kind == "attention":
-        kernels, layer = {"attention.core"}, None
+        kernels = {"attention.core"}
         config = {"hidden_size": task["heads"] * task["head_dim"], "num_attention_heads": task["heads"],
                   "intermediate_size": 256}  # fmt: skip
         sequences, length = task["batch"], task["length"]
     else:
-        kernels, layer = set(), "moe"
+        layer = "moe"
         config = {"hidden_size": task["hidden"], "num_attention_heads": 1, "intermediate_size": task["intermediate"],
                   "num_local_experts": task["experts"], "num_experts_per_tok": task["top_k"],
                   "model_type": "mixtral"}  # fmt: skip
         sequences, length = 1, task["tokens"]
-    stack = replace_experts(profile, grouped=task.kind == "grouped")
+    stack = profile.model_copy(update={"experts": "grouped" if task.kind == "grouped" else "loop"})
     workload = _workload(tuple(sorted(config.items())), profile.name)
     workload = replace(workload, device=_device(peaks, peak))
     batches = Batches(np.array([float(sequences)]), np.array([float(length)]), np.ones(1))
     return _operators_s(workload, batches, stack, c, task.how, kernels, layer)
-
-
-def replace_experts(profile: SoftwareProfile, *, grouped: bool) -> SoftwareProfile:
-    """The stack with experts in one product, or one by one."""
-    return profile.model_copy(update={"experts": "grouped" if grouped else "loop"})
 
 
 def _operators_s(
@@ -121,13 +119,14 @@ def _operators_s(
     c: Coefficients,
     how: str,
     kernels: set[str],
-    layer: LayerKind | str | None,
+    layer: LayerKind | None,
 ) -> float:
     found = [op for op in operators(workload, batches, profile, c) if op.layer == layer or op.kernel in kernels]
-    forward = _pass_s([op.forward for op in found], c, 1.0 if profile.host.synchronises else profile.host.overlap_exponent)
+    overlap = profile.host.overlap_exponent
+    forward = _pass_s([op.forward for op in found], c, 1.0 if profile.host.synchronises else overlap)
     if how == "forward":
         return forward
-    backward = _pass_s([op.backward for op in found], c, profile.host.overlap_exponent)
+    backward = _pass_s([op.backward for op in found], c, overlap)
     return forward * (2 if how == "checkpointed" else 1) + backward
 
 

@@ -11,7 +11,6 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final
 
-from moecost import catalog
 from moecost.errors import InvalidInputError, UnknownNameError, UnsupportedError
 from moecost.probe.clock import torch_module
 from moecost.probe.laws import MOVES, sent_bytes
@@ -81,7 +80,7 @@ def this_machine(device: str | None = None, gpu: str | Path | None = None, node:
         raise InvalidInputError(f"device={device!r:.80} must be 'cuda' or 'cpu'")
     if device == "cpu":
         if gpu not in (None, MEASURED):
-            raise InvalidInputError(f"gpu={str(gpu)!r:.80} has no meaning on the CPU; leave it out, or use device 'cuda'")
+            raise InvalidInputError(f"gpu={str(gpu)!r:.80} has no meaning on the CPU; leave it out, or use a GPU")
         return Machine("cpu", "cpu", cpu_name(), 1, "", None, None)
     if not torch.cuda.is_available():
         raise UnsupportedError(f"PyTorch {torch.__version__} finds no CUDA device here; use device 'cpu'")

@@ -30,14 +30,12 @@ class Mixture:
         return [self.x, self.router.weight, self.up, self.down]
 
 
-def experts_of(task: Task, device: str) -> Mixture:
+def experts_of(task: Task, device: str, dtype: Any) -> Mixture:
     """The mixture of a task; its experts get equally many tokens each, whatever the router's weights say."""
     import torch
 
-    from moecost.probe.clock import dtype_of
-
     e, k, h, f, tokens = (task[n] for n in ("experts", "top_k", "hidden", "intermediate", "tokens"))
-    options: dict[str, Any] = {"device": device, "dtype": dtype_of(task.dtype)}
+    options: dict[str, Any] = {"device": device, "dtype": dtype}
     chosen = torch.arange(tokens * k, device=device).remainder(e).reshape(tokens, k)
 
     def linear(a: int, b: int) -> Any:

@@ -33,7 +33,8 @@ class Task:
 
         * `gemm`: a product of `rows` x `in_features` and `in_features` x `out_features`;
         * `copy`, `add`: `elements` copied, or two arrays of them added into a third;
-        * `launch`: an addition to one element; `linear`: `layers` linear modules one after the other on one row, `how` a pass;
+        * `launch`: an addition to one element;
+        * `linear`: `layers` linear modules one after the other on one row, `how` a pass;
         * `dequantize`: `elements` held in NF4 expanded to 16 bits;
         * `attention`: causal, `batch` x `heads` x `length` x `head_dim`, `how` a pass;
         * `optimizer`: an AdamW step on `elements`, one tensor;
@@ -89,14 +90,14 @@ def single_tasks(size: Size, dtypes: Sequence[str]) -> list[Task]:
     out += [task("linear", main, how, hidden=64, layers=16) for how in PASSES[:2]]
     weights = (2**18,) if small else (4096 * 4096, 4096 * 14336)
     out += [task("dequantize", main, elements=n) for n in weights]
-    shapes = ((1, 4, 256, 64), (2, 4, 512, 64)) if small else ((8, 32, 1024, 128), (4, 32, 2048, 128), (1, 32, 8192, 128))
+    shapes = SMALL_ATTENTION if small else FULL_ATTENTION
     out += [
         task("attention", main, how, batch=b, heads=h, length=s, head_dim=d)
         for b, h, s, d in shapes
         for how in PASSES[:2]
     ]
     out += [task("optimizer", "fp32", elements=n) for n in ((2**18, 2**20) if small else (2**26, 2**28))]
-    mixtures = ((8, 2, 64, 128, 64), (8, 2, 256, 512, 256)) if small else ((8, 2, 256, 512, 64), (16, 4, 2048, 1024, 8192))
+    mixtures = SMALL_MIXTURES if small else FULL_MIXTURES
     out += [
         task(kind, main, how, experts=e, top_k=k, hidden=h, intermediate=f, tokens=t)
         for e, k, h, f, t in mixtures
@@ -112,6 +113,12 @@ FULL_PRODUCTS: Final = (
     *((16, 4096, 14336), (32, 14336, 4096), (64, 8192, 8192)),
 )
 """Rows, input and output width: some bound by compute, the last ones by their weights."""
+SMALL_ATTENTION: Final = ((1, 4, 256, 64), (2, 4, 512, 64))
+FULL_ATTENTION: Final = ((8, 32, 1024, 128), (4, 32, 2048, 128), (1, 32, 8192, 128))
+"""Batch, heads, length, head size."""
+SMALL_MIXTURES: Final = ((8, 2, 64, 128, 64), (8, 2, 256, 512, 256))
+FULL_MIXTURES: Final = ((8, 2, 256, 512, 64), (16, 4, 2048, 1024, 8192))
+"""Experts, top-k, hidden and intermediate width, tokens: one bound by the host, one by the device."""
 
 
 def collective_tasks(size: Size, dtype: str, num_gpus: int) -> list[Task]:
