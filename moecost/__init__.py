@@ -18,6 +18,7 @@ if _typing.TYPE_CHECKING:
     from moecost.comparing import Comparison, compare
     from moecost.measurements import MeasuredRun
     from moecost.sweeping import Sweep, sweep, sweep_to_parquet
+    from moecost.watching import Watch, watch
 
 __all__ = [
     "Calibration",
@@ -33,6 +34,7 @@ __all__ = [
     "PriceQuote",
     "SoftwareProfile",
     "Sweep",
+    "Watch",
     "compare",
     "datasets",
     "estimate",
@@ -42,15 +44,18 @@ __all__ = [
     "software_profiles",
     "sweep",
     "sweep_to_parquet",
+    "watch",
 ]
 
 _LAZY: _typing.Final = {
     "Comparison": "moecost.comparing",
     "MeasuredRun": "moecost.measurements",
     "Sweep": "moecost.sweeping",
+    "Watch": "moecost.watching",
     "compare": "moecost.comparing",
     "sweep": "moecost.sweeping",
     "sweep_to_parquet": "moecost.sweeping",
+    "watch": "moecost.watching",
 }
 """Names that an estimate does not need, and where they are."""
 

@@ -97,7 +97,7 @@ UPWARD = frozenset(
 )
 LAZY = {
     "scipy": {"fitting", "published", "kernel_timings", "probe.implied"},
-    "torch": {"probe.clock", "probe.mixtures", "probe.collectives", "probe.training"},
+    "torch": {"callback", "probe.clock", "probe.mixtures", "probe.collectives", "probe.training"},
     "transformers": {"probe.training"},
     "peft": {"probe.training"},
     "bitsandbytes": {"probe.clock"},

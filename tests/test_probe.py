@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from moecost import Calibration, GPUSpec, NodeSpec, estimate
+from moecost import Calibration, GPUSpec, NodeSpec
 from moecost.communication import transfer_s
-from moecost.errors import InvalidInputError
 from moecost.probe import implied_by
-from moecost.probe.machine import Machine, measured_peaks
-from moecost.probe.tasks import CannotMeasureError, Task, collective_tasks, single_tasks, task, time_tasks, timing
+from moecost.probe.machine import Machine
+from moecost.probe.tasks import Task, collective_tasks, single_tasks, time_tasks
 from moecost.roofline import gemm_compute_time
 from moecost.software import SoftwareProfile
 

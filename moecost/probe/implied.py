@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from moecost.calibration import Calibration, Coefficient
 from moecost.coefficients import COEFFICIENT_NAMES, PLAUSIBLE, hardware_key
+from moecost.fitting import PROBED
 from moecost.probe.laws import LATENCY, seconds
 from moecost.probe.tasks import COLLECTIVES, Task, task_of
 from moecost.probe_record import Peaks, ProbeRecord, Timing
@@ -77,7 +78,7 @@ def calibration(record: ProbeRecord, profile: SoftwareProfile, base: Calibration
         coefficients[name] = Coefficient(
             value=value,
             log_sd=math.hypot(log_sd, ALONE_LOG_SD),
-            why=f"probed on {record.device_name}, {record.date}",
+            why=f"{PROBED} on {record.device_name}, {record.date}",
         )
     return base.model_copy(
         update={
