@@ -6,6 +6,7 @@ its events, and those that are not named below are answered by nothing.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,7 +17,7 @@ from moecost.job import Job
 from moecost.recipe_keys import OPTIMIZER_NAMES
 from moecost.run_json import SUFFIX
 from moecost.storage import OPTIMIZERS
-from moecost.watching import Watch, _text, _to_stderr
+from moecost.watching import Watch, to_stderr, told_of
 
 ATTENTION: Final = {"flash_attention_2": "flash", "flash_attention_3": "flash", "sdpa": "sdpa", "eager": "eager"}
 DTYPES: Final = {"torch.bfloat16": "bf16", "torch.float16": "fp16", "torch.float32": "fp32"}
@@ -60,17 +61,16 @@ class MoECostCallback:
                 self.hook = model.register_forward_pre_hook(self._seen, with_kwargs=True)
         except Exception as error:
             self.watch = None
-            _to_stderr(f"moecost: this run is not watched: {_text(error)}")
+            to_stderr(f"moecost: this run is not watched: {told_of(error)}")
 
     def _seen(self, module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """The shape of a training batch, before the model gets it."""
         if self.watch is None or not module.training:
             return
-        for value in (kwargs.get("input_ids"), kwargs.get("inputs_embeds"), *args[:1]):
-            shape = getattr(value, "shape", ())
-            if len(shape) >= 2:
-                self.watch.batch(int(shape[0]), int(shape[1]))
-                return
+        with contextlib.suppress(Exception):  # whatever a model is called with
+            given = kwargs.get("input_ids")
+            rows, length = (args[0] if given is None else given).shape[:2]
+            self.watch.batch(int(rows), int(length))
 
     def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         """An optimizer step has ended."""
@@ -103,7 +103,7 @@ def _nothing(*args: Any, **kwargs: Any) -> None:
     pass
 
 
-# ------------------------------------------------------------------------------------------------- what the Trainer tells
+# ------------------------------------------------------------------------------------------ what the Trainer tells
 def trainer_fields(args: Any, state: Any, model: Any) -> dict[str, Any]:
     """Fields of `Job` that a Trainer's arguments and model tell; no `gpu` where it runs on none.
 

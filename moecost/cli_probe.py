@@ -13,12 +13,11 @@ from typing import Any, Final
 
 from moecost.calibration import Calibration
 from moecost.errors import InvalidInputError, MoECostError
-from moecost.fitting import PROBED
 from moecost.job import Job
 from moecost.probe import probe_machine
 from moecost.probe.tasks import Task
 from moecost.probe.training import ShortRun, train_briefly
-from moecost.probe_record import Timing
+from moecost.probe_record import PROBED, Timing
 from moecost.run_json import SUFFIX, write_runs
 
 Say = Callable[[str], object]

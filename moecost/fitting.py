@@ -36,6 +36,7 @@ from moecost.coefficients import COEFFICIENT_NAMES, PLAUSIBLE, Coefficients, har
 from moecost.errors import FitError, FitWarning, MoECostError, close_matches
 from moecost.estimation import choose_batch, estimate_job, saved_bytes
 from moecost.measurements import SPEED_FIELDS, MeasuredRun
+from moecost.probe_record import PROBED
 from moecost.resolution import Epoch, Resolved, epoch, resolve
 from moecost.schedule import run_saves, run_steps
 from moecost.software import SoftwareProfile
@@ -326,10 +327,6 @@ def _together(probes: Sequence[Calibration]) -> Calibration:
         log_sd = min(c.log_sd for c in seen)
         coefficients[coefficient] = Coefficient(value=mean, log_sd=log_sd, why=f"{PROBED} in {len(seen)} probes")
     return last.model_copy(update={"coefficients": coefficients})
-
-
-PROBED: Final = "probed"
-"""How the reason of a coefficient begins that a probe has measured."""
 
 
 def fit_stacks(runs: Iterable[MeasuredRun], *, name: str, base: str = "hf-peft") -> Calibration:

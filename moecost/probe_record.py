@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+PROBED: Final = "probed"
+"""How the reason of a coefficient begins that a probe has measured."""
 Seconds = Annotated[float, Field(gt=0)]
 
 

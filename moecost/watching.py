@@ -21,6 +21,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Concatenate, Final, ParamSpec, Self
 
+import numpy as np
+
 from moecost.errors import InvalidInputError
 from moecost.job import Job
 from moecost.measured_run import MeasuredRun
@@ -85,7 +87,7 @@ class Watch:
         self.job, self.fields = _job(job)
         self.steps, self.every, self.level = steps, every, level
         self.quiet = os.environ.get("RANK", "0") != "0" if quiet is None else quiet  # one process of a run speaks
-        self.say = say or _to_stderr
+        self.say = say or to_stderr
         self.out = None if out is None or self.quiet else Path(out)
         self.estimate: Estimate | None = None
         self.broken = self.done = self.told_outside = self.disk_failed = False
@@ -181,7 +183,7 @@ class Watch:
                 self.estimate = estimate_job(job.model_copy(update={"on_oom": "report"}))
                 self.job = job
         except Exception as error:
-            self._tell(f"no estimate to compare with: {_text(error)}")
+            self._tell(f"no estimate to compare with: {told_of(error)}")
 
     def _known_job(self) -> Job | None:
         """The job as given, or as far as it was found out, with the lengths that were seen."""
@@ -241,7 +243,7 @@ class Watch:
         expected, (spent, left) = self.expected_hours(), self.hours()
         if expected is None or left is None or len(self.times) < ENOUGH or self.told_outside:
             return
-        hours, low, high = expected
+        _, low, high = expected
         if not low <= spent + left <= high:
             self.told_outside = True
             how = "slower" if spent + left > high else "faster"
@@ -294,15 +296,18 @@ class Watch:
             "of_steps": self.steps,
             "complete": complete,
             "hours": self.hours()[0],
-            "step_seconds": {} if not self.times else {
-                "mean": statistics.fmean(self.times), "median": statistics.median(self.times),
-                "least": min(self.times), "most": max(self.times),
-            },
+            "step_seconds": self._times() if self.done else {},  # sorting them takes time that a run shall not wait
             "sequences_by_padded_length": {str(n): lengths[n] for n in sorted(lengths)},
             "batches": [[rows, length, count] for (rows, length), count in sorted(self.shapes.items())],
             "own_seconds": self.own_seconds,
             "estimated_step_seconds": None if self.estimate is None else self.estimate.step.seconds,
         }  # fmt: skip
+
+    def _times(self) -> dict[str, float]:
+        if not self.times:
+            return {}
+        low, middle, high = np.quantile(self.times, (0.1, 0.5, 0.9)).tolist()
+        return {"mean": statistics.fmean(self.times), "q10": low, "median": middle, "q90": high}
 
     def _keep(self, complete: bool, outcome: str | None = "ok") -> None:
         """Write what there is; a disk that fails is told of once, and tried again the next time."""
@@ -329,7 +334,7 @@ class Watch:
 
     def _give_up(self, error: Exception) -> None:
         self.broken = True
-        self._tell(f"watching ends: {_text(error)}; the run is not concerned")
+        self._tell(f"watching ends: {told_of(error)}; the run is not concerned")
 
 
 JOIN_S: Final = 5.0
@@ -405,7 +410,8 @@ def _peak_gib() -> float | None:
     return float(torch.cuda.max_memory_allocated()) / GIB or None
 
 
-def _to_stderr(line: str) -> None:
+def to_stderr(line: str) -> None:
+    """Write a line, where there is an stderr at all."""
     if sys.stderr is not None:
         sys.stderr.write(f"{line}\n")
         sys.stderr.flush()
@@ -415,5 +421,6 @@ def _hours(hours: float) -> str:
     return f"{hours * 60:.1f} min" if hours < 1.0 else f"{hours:,.2f} h"
 
 
-def _text(error: BaseException) -> str:
+def told_of(error: BaseException) -> str:
+    """What an error says, in one line."""
     return " ".join(f"{type(error).__name__}: {error}".split())[:400]

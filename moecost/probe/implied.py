@@ -18,10 +18,9 @@ from numpy.typing import NDArray
 
 from moecost.calibration import Calibration, Coefficient
 from moecost.coefficients import COEFFICIENT_NAMES, PLAUSIBLE, hardware_key
-from moecost.fitting import PROBED
 from moecost.probe.laws import LATENCY, seconds
 from moecost.probe.tasks import COLLECTIVES, Task, task_of
-from moecost.probe_record import Peaks, ProbeRecord, Timing
+from moecost.probe_record import PROBED, Peaks, ProbeRecord, Timing
 from moecost.software import SoftwareProfile
 
 TELLS: Final[Mapping[str, tuple[str, ...]]] = {
