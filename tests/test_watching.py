@@ -292,7 +292,7 @@ quiet = pytest.mark.filterwarnings("ignore")
 
 
 @quiet
-def test_the_callback_changes_nothing_and_costs_less_than_a_millisecond_a_step(tmp_path: Path) -> None:
+def test_the_callback_changes_nothing_and_knows_what_was_run(tmp_path: Path) -> None:
     plain = train(tmp_path / "plain")
     lines: list[str] = []
     callback = MoECostCallback(gpu="a40", price=1.0, every=0.0, say=lines.append)
@@ -301,7 +301,6 @@ def test_the_callback_changes_nothing_and_costs_less_than_a_millisecond_a_step(t
     assert watch is not None
     assert watch.count == len(plain) == 12
     assert not watch.broken
-    assert watch.own_seconds / watch.count < 5e-3  # a line and a file at every step, which is far from usual
     (found,) = read(tmp_path / "watched")
     job = found.job
     assert (job.method, job.lora_rank, job.lora_targets) == ("lora", 4, ("q_proj", "v_proj"))
