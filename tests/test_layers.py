@@ -100,7 +100,7 @@ LAZY = {
     "torch": {"callback", "probe.clock", "probe.mixtures", "probe.collectives", "probe.training"},
     "transformers": {"probe.training"},
     "peft": {"probe.training"},
-    "bitsandbytes": {"probe.clock"},
+    "bitsandbytes": {"probe.clock", "probe.training"},
     "matplotlib": {"plotting", "validation_report"},
     "pandas": {"sweep_files", "comparing", "planning"},
     "pyarrow": {"sweep_files"},

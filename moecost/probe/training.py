@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from datetime import date
 from functools import cache
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,6 +29,7 @@ from moecost.probe.machine import Machine, measured_peaks, this_machine, version
 from moecost.probe.tasks import task, timing
 from moecost.results import Estimate
 from moecost.specs import GPUSpec
+from moecost.storage import COMPUTE_BYTES
 from moecost.units import GB, GIB, TERA
 
 WARM_UP: Final = 2
@@ -40,6 +42,8 @@ ATTENTION: Final = {"flash": "sdpa", "sdpa": "sdpa", "eager": "eager"}
 """How transformers is told; its `sdpa` takes PyTorch's flash kernels where they serve."""
 KEYWORDS: Final = {"attention": ("q_proj", "k_proj", "v_proj", "o_proj")}
 LEARNING_RATE: Final = 1e-5
+SAME_SIZE: Final = 0.02
+"""Share of a model's parameters that two counts of them may differ by."""
 
 
 @dataclass
@@ -177,7 +181,7 @@ def _as_run(
     if software != stack:
         notes.append(f"run by a plain loop on transformers {version('transformers')}, not by {stack}")
     on_cpu = machine.device == "cpu"
-    if on_cpu and (job.compute_dtype, job.weight_dtype) != ("fp32", "fp32"):
+    if on_cpu and job.compute_dtype != "fp32":
         notes.append("run in fp32 on the CPU")
     asked = job.model_copy(
         update=one
@@ -188,7 +192,7 @@ def _as_run(
             "price": 0.0,
             "on_oom": "report",
             "compute_dtype": "fp32" if on_cpu else job.compute_dtype,
-            "weight_dtype": "fp32" if on_cpu else job.weight_dtype,
+            "weight_dtype": "fp32" if on_cpu and job.method != "qlora" else job.weight_dtype,
             "attention": "eager" if job.attention == "eager" else "sdpa",
             "gradient_checkpointing": "full" if job.gradient_checkpointing in ("full", "selective") else "none",
             "fused_kernels": None,
@@ -214,6 +218,8 @@ def _as_run(
     return _as_deep_as_fits(asked, layers, notes)
 
 
+PLAIN: Final = ("fp32", "bf16", "fp16")
+FOUR_BITS: Final = ("nf4", "nf4-dq")
 LAYOUT: Final = (
     *("num_gpus", "node", "gpus_per_node", "zero_stage", "shard_group_size", "tensor_parallel_size"),
     *("pipeline_parallel_size", "expert_parallel_size", "context_parallel_size", "virtual_pipeline_size"),
@@ -224,20 +230,14 @@ LAYOUT: Final = (
 
 
 def _refuse(job: Job) -> None:
-    if job.method not in ("full", "lora", "dora"):
-        raise UnsupportedError(
-            f"method={job.method!r}: random weights are not quantized here; use method='lora' for a short run"
-        )
+    if job.method == "qlora" and find_spec("bitsandbytes") is None:
+        raise UnsupportedError("method='qlora' needs the package bitsandbytes here: pip install bitsandbytes")
+    held = FOUR_BITS if job.method == "qlora" else PLAIN
     if job.optimizer not in ("adamw", "sgd"):
         raise UnsupportedError(f"optimizer={job.optimizer!r} is not run here; use adamw or sgd for a short run")
-    if job.weight_dtype not in (None, "fp32", "bf16", "fp16") or job.compute_dtype not in (
-        None,
-        "fp32",
-        "bf16",
-        "fp16",
-    ):
+    if job.weight_dtype not in (None, *held) or job.compute_dtype not in (None, *PLAIN):
         kind = f"weight_dtype={job.weight_dtype!r}, compute_dtype={job.compute_dtype!r}"
-        raise UnsupportedError(f"{kind}: a short run has fp32, bf16 and fp16")
+        raise UnsupportedError(f"{kind}: a short run has fp32, bf16 and fp16, and nf4 and nf4-dq with method='qlora'")
 
 
 def _software() -> str:
@@ -261,7 +261,7 @@ def _as_deep_as_fits(job: Job, layers: int | None, notes: list[str]) -> tuple[Jo
 
     if layers is not None and not 1 <= layers <= whole:
         raise InvalidInputError(f"layers={layers}: {spec.name} has {whole}; use 1 to {whole}")
-    depth = layers or _deepest(whole, lambda n: cut(n)[1].fits)
+    depth = layers or _deepest(whole, lambda n: cut(n)[1].fits and _can_be_built(*cut(n)))
     if depth < 1:
         need = cut(1)[1].memory
         raise DoesNotFitError(
@@ -274,6 +274,12 @@ def _as_deep_as_fits(job: Job, layers: int | None, notes: list[str]) -> tuple[Jo
     one, found = cut(depth)
     model = spec.with_overrides(one.model_overrides) if one.model_overrides else spec
     return one, (model, found)
+
+
+def _can_be_built(job: Job, found: Estimate) -> bool:
+    """Weights that are quantized on their way to the device are made in the host's memory."""
+    width = COMPUTE_BYTES[job.compute_dtype or "bf16"]
+    return job.method != "qlora" or found.num_parameters * width <= _memory_bytes("cpu")
 
 
 def _deepest(whole: int, fits: Callable[[int], bool]) -> int:
@@ -327,6 +333,8 @@ class _Loop:
         self.torch, self.job, self.device = torch_module(), job, device
         self.spec, self.estimate = shape
         self.compute = dtype_of(job.compute_dtype or "bf16")
+        self.four_bits = job.held_weight_dtype in FOUR_BITS
+        self.held = self.compute if self.four_bits else dtype_of(job.held_weight_dtype)
         self.model: Any = None
 
     def build(self) -> None:
@@ -340,32 +348,47 @@ class _Loop:
         self.optimizer = optimizer(self.trained, lr=LEARNING_RATE)
         assert self.job.sequence_length is not None
         shape = (self.job.micro_batch_size or 1, self.job.sequence_length)
-        self.tokens = torch.randint(0, self.estimate_vocabulary(), shape, device=self.device)
-
-    def estimate_vocabulary(self) -> int:
-        return int(self.model.config.get_text_config().vocab_size)
+        vocabulary = int(self.model.config.get_text_config().vocab_size)
+        self.tokens = torch.randint(0, vocabulary, shape, device=self.device)
 
     def _model(self) -> Any:
+        self._check_shape(self._built("meta"))  # which takes no memory
+        model = self._built("cpu" if self.four_bits else self.device)
+        if self.four_bits:
+            _quantize(model, self.compute, doubly=self.job.held_weight_dtype == "nf4-dq")
+            model.to(self.device)
+        model.train()
+        if self.job.gradient_checkpointing == "full":
+            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        return model
+
+    def _built(self, device: str) -> Any:
+        """The model as transformers makes it of the config, with random weights."""
         from transformers import AutoConfig, AutoModelForCausalLM
 
         config = _plain(self.spec.config)
-        family = config.pop("model_type", None) or ("mixtral" if self.spec.num_experts_per_tok else "llama")
+        plainest = "mixtral" if self.spec.num_experts_per_tok else "llama"
+        family = config.pop("model_type", None) or self.spec.model_type or plainest
+        attention = ATTENTION[self.job.attention or "sdpa"]
         try:
             shape = AutoConfig.for_model(family, **config)
             shape.use_cache = False
-            with _built_as(self.torch, dtype_of(self.job.held_weight_dtype), self.device):
-                model = AutoModelForCausalLM.from_config(
-                    shape, attn_implementation=ATTENTION[self.job.attention or "sdpa"]
-                )
+            with _built_as(self.torch, self.held, device):
+                return AutoModelForCausalLM.from_config(shape, attn_implementation=attention)
         except (ValueError, KeyError, ImportError, AttributeError, TypeError) as error:
             raise UnsupportedError(
                 f"transformers {version('transformers')} cannot build {self.spec.name} (model_type {family!r}) from "
                 f"its config: {' '.join(str(error).split())[:300]}"
             ) from None
-        model.train()
-        if self.job.gradient_checkpointing == "full":
-            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        return model
+
+    def _check_shape(self, model: Any) -> None:
+        """Refuse what would be another model: fields that transformers does not know take its defaults."""
+        counted, built = self.estimate.num_parameters, sum(p.numel() for p in model.parameters())
+        if abs(built / counted - 1) > SAME_SIZE:
+            raise UnsupportedError(
+                f"transformers {version('transformers')} makes {built:,} parameters of the config of {self.spec.name}, "
+                f"moecost counts {counted:,}: give a config.json with its model_type as model"
+            )
 
     def _adapted(self, model: Any) -> Any:
         if not self.job.adapts:
@@ -400,9 +423,8 @@ class _Loop:
         return times
 
     def _loss(self) -> Any:
-        held, same = dtype_of(self.job.held_weight_dtype), contextlib.nullcontext()
-        mixed = held != self.compute
-        with self.torch.autocast(self.device, dtype=self.compute) if mixed else same:
+        mixed = self.torch.autocast(self.device, dtype=self.compute) if self.held != self.compute else None
+        with mixed or contextlib.nullcontext():
             return self.model(input_ids=self.tokens, labels=self.tokens).loss
 
     @contextlib.contextmanager
@@ -432,6 +454,24 @@ def _built_as(torch: Any, dtype: Any, device: str) -> Iterator[None]:
             yield
     finally:
         torch.set_default_dtype(before)
+
+
+def _quantize(model: Any, compute: Any, *, doubly: bool) -> None:
+    """Linear modules but the head as 4-bit loaders leave them; they are quantized on their way to the device."""
+    from bitsandbytes.nn import Linear4bit, Params4bit
+    from torch.nn import Linear
+
+    how = {"quant_type": "nf4", "compress_statistics": doubly}
+    head = model.get_output_embeddings()
+    plain = {name: m for name, m in model.named_modules() if isinstance(m, Linear) and m is not head}
+    for name, old in plain.items():
+        sizes = (old.in_features, old.out_features, old.bias is not None)
+        new = Linear4bit(*sizes, compute_dtype=compute, device="meta", **how)
+        new.weight = Params4bit(old.weight.data, requires_grad=False, **how)
+        new.bias = old.bias
+        parent, _, own = name.rpartition(".")
+        setattr(model.get_submodule(parent), own, new)
+    model.is_loaded_in_4bit = True  # so that PEFT takes its own layers for them
 
 
 def _plain(config: Mapping[str, Any]) -> dict[str, Any]:
