@@ -9,8 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 from moecost import Calibration, GPUSpec, Job, MeasuredRun, NodeSpec, estimate
+from moecost.cli import app
 from moecost.communication import transfer_s
 from moecost.errors import FitError, InvalidInputError
 from moecost.fitting import fit, fit_probed
@@ -27,6 +29,7 @@ from moecost.probe.tasks import (
     timing,
 )
 from moecost.roofline import gemm_compute_time
+from moecost.run_json import write_runs
 from moecost.software import SoftwareProfile
 
 pytestmark = pytest.mark.filterwarnings("ignore::moecost.errors.OutOfRangeWarning")
@@ -265,3 +268,23 @@ def test_several_probes_are_one() -> None:
         fit_probed([Calibration.load("public-2026")])
     with pytest.raises(FitError, match="the probe is of h100-80gb-sxm, a run of a40"):
         fit_probed([probed(H100)], [slow_run(1.0)])
+
+
+def test_fit_takes_probes_and_runs_together(tmp_path: Path) -> None:
+    """On the command line as in the library."""
+    probed(A40_BOX).model_copy(update={"name": "box"}).save(tmp_path / "box.yaml")
+    write_runs(tmp_path / "one.moecost.json", [slow_run(1.25)])
+    out = tmp_path / "mine.yaml"
+    files = [str(tmp_path / name) for name in ("box.yaml", "one.moecost.json")]
+    result = CliRunner().invoke(app, ["fit", *files, "-o", str(out)])
+    assert result.exit_code == 0, result.output
+    mine, same = Calibration.load(out), fit_probed([probed(A40_BOX)], [slow_run(1.25)])
+    assert mine.software_factors == same.software_factors
+    assert (mine.base, mine.num_runs, mine.probe) == ("box", 1, Calibration.load(tmp_path / "box.yaml").probe)
+    assert "before the fit" in result.output
+    status = CliRunner().invoke(app, ["fit", str(out.with_name("box.yaml")), "-o", str(tmp_path / "alone.yaml")])
+    assert status.exit_code == 0, status.output
+    Calibration.load("public-2026").save(tmp_path / "other.yaml")
+    refused = CliRunner().invoke(app, ["fit", str(tmp_path / "other.yaml"), files[1]])
+    assert refused.exit_code == 2
+    assert "is a calibration, but no probe" in refused.output
