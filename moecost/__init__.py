@@ -17,6 +17,7 @@ from moecost.specs import GPUSpec, NodeSpec, PriceQuote
 if _typing.TYPE_CHECKING:
     from moecost.comparing import Comparison, compare
     from moecost.measurements import MeasuredRun
+    from moecost.planning import Plan, plan
     from moecost.sweeping import Sweep, sweep, sweep_to_parquet
     from moecost.watching import Watch, watch
 
@@ -31,6 +32,7 @@ __all__ = [
     "MoECostError",
     "ModelSpec",
     "NodeSpec",
+    "Plan",
     "PriceQuote",
     "SoftwareProfile",
     "Sweep",
@@ -41,6 +43,7 @@ __all__ = [
     "gpus",
     "models",
     "nodes",
+    "plan",
     "software_profiles",
     "sweep",
     "sweep_to_parquet",
@@ -50,9 +53,11 @@ __all__ = [
 _LAZY: _typing.Final = {
     "Comparison": "moecost.comparing",
     "MeasuredRun": "moecost.measurements",
+    "Plan": "moecost.planning",
     "Sweep": "moecost.sweeping",
     "Watch": "moecost.watching",
     "compare": "moecost.comparing",
+    "plan": "moecost.planning",
     "sweep": "moecost.sweeping",
     "sweep_to_parquet": "moecost.sweeping",
     "watch": "moecost.watching",

@@ -90,7 +90,7 @@ def _single(resolved: Resolved) -> Iterator[list[Changes]]:
         yield [{"method": "lora"}]
     if not any(use.quantized for _, use in workload.uses()):
         yield [{"method": "qlora"} | ({} if job.weight_dtype is None else {"weight_dtype": None})]
-    ranks = [rank for rank in (64, 16) if job.adapts and rank < job.lora_rank]
+    ranks = [rank for rank in (64, 16) if job.adapts and job.method != "sparse" and rank < job.lora_rank]
     if ranks:
         yield [{"lora_rank": rank} for rank in ranks]
     lengths = [resolved.sequence_length // cut for cut in (2, 4, 8)]

@@ -6,15 +6,18 @@ import json
 from collections.abc import Mapping
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from pydantic import AfterValidator, Field, PositiveInt
 
-from moecost import catalog, flops, hub, parameters
+from moecost import catalog, flops, parameters
 from moecost.errors import InvalidInputError, UnsupportedError, close_matches
 from moecost.hub.reader import ALIASES, SPELLINGS, text_config
 from moecost.quantities import Layers, Model, Part
 from moecost.sources import FrozenMap, SourcedSpec
+
+if TYPE_CHECKING:
+    from moecost.hub.reading import OnUnknown, Reading
 
 MAX_DEPTH: Final = 32
 """Levels of nesting a config may have."""
@@ -71,7 +74,7 @@ class ModelSpec(SourcedSpec):
     def from_hf(
         cls,
         config: str | Path | Mapping[str, Any],
-        on_unknown: hub.OnUnknown = "raise",
+        on_unknown: OnUnknown = "raise",
         *,
         name: str | None = None,
     ) -> ModelSpec:
@@ -94,7 +97,7 @@ class ModelSpec(SourcedSpec):
             raise InvalidInputError(f"a model config is a mapping, not {type(config).__name__}")
         _check_depth(config)
         fields: Mapping[str, Any] = _frozen(config)
-        reading = hub.read(fields, on_unknown)
+        reading = _reading(fields, on_unknown)
         spec = cls.model_construct(
             name=name or _name(fields),
             config=fields,
@@ -105,7 +108,7 @@ class ModelSpec(SourcedSpec):
         return spec
 
     @classmethod
-    def from_hub(cls, repo_id: str, revision: str | None = None, on_unknown: hub.OnUnknown = "raise") -> ModelSpec:
+    def from_hub(cls, repo_id: str, revision: str | None = None, on_unknown: OnUnknown = "raise") -> ModelSpec:
         """The model that a repository of the Hugging Face Hub describes; asks the network, so only when called.
 
         Needs the extra `hub` (package huggingface_hub). Its cache, tokens and offline mode apply.
@@ -147,7 +150,7 @@ class ModelSpec(SourcedSpec):
                 config.pop(spelling, None)
             fields[usual] = value
         config = _with_text(config, fields) if nested else fields
-        used = hub.read(config, "approximate").used
+        used = _reading(config, "approximate").used
         unused = [key for key in overrides if SPELLINGS.get(key, key) not in used]
         if unused:
             near = close_matches(unused[0], used)
@@ -171,9 +174,9 @@ class ModelSpec(SourcedSpec):
     # ------------------------------------------------------------------------------------------------------ shape
 
     @cached_property
-    def reading(self) -> hub.Reading:
+    def reading(self) -> Reading:
         """What the config was understood as."""
-        return hub.read(self.config, "approximate" if self.approximate else "raise")
+        return _reading(self.config, "approximate" if self.approximate else "raise")
 
     def quantities(self) -> Model:
         """The shape in plain numbers, as formulas take it."""
@@ -315,6 +318,13 @@ def _check_depth(config: Mapping[str, Any]) -> None:
         if not level:
             return
     raise InvalidInputError(f"model config: is nested more than {MAX_DEPTH} levels deep")
+
+
+def _reading(config: Mapping[str, Any], on_unknown: OnUnknown) -> Reading:
+    """What a config is understood as; the readers of all families are imported with the first one."""
+    from moecost.hub.reading import read
+
+    return read(config, on_unknown)
 
 
 def _frozen(value: Any) -> Any:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from moecost.calibration import Calibration
     from moecost.job import Job
     from moecost.measurements import Runs
+    from moecost.prices import PriceBook
     from moecost.specs import GPUSpec
 
 DONE, DOES_NOT_FIT, BAD_INPUT = 0, 1, 2
@@ -321,6 +322,87 @@ def axis_values(text: str) -> tuple[str, list[Any]]:
     return name, found["value"]
 
 
+# ---------------------------------------------------------------------------------------------------------- plan
+_SUBJECT = typer.Argument(
+    metavar="JOB.yaml|MODEL", help="A job file or recipe, or a model.", autocompletion=_names("models")
+)
+_BUDGET = _option("--budget", "Most dollars of the whole run.", metavar="NUMBER")
+_DEADLINE = _option("--deadline", "Most hours from start to end.", metavar="NUMBER")
+_TRIED = _option("--gpus", "GPUs to choose from; all with a quote.", _names("gpus"), "NAME,...")
+_SELLERS = _option("--providers", "Whose quotes may be used; all.", metavar="NAME,...")
+_METHODS = _option("--methods", "Methods to choose from; the job's, or all.", metavar="NAME,...")
+_MARKETS = _option("--market", "on_demand, spot, reserved, or several.", _words("on_demand", "spot", "reserved"))
+_HEADROOM = _option("--headroom", "Share of memory that stays free.", metavar="NUMBER")
+_MOST = _option("--max-gpus", "Most GPUs of a run.", metavar="INTEGER")
+_QUOTES = typer.Option("--prices", help="Price table to choose from.", metavar="FILE", show_default=False)
+_GRID = _option("--grid-gco2-per-kwh", "Carbon intensity of the grid, for CO2e.", metavar="NUMBER")
+
+
+@app.command(no_args_is_help=True)
+def plan(
+    subject: Annotated[str, _SUBJECT],
+    dataset: Annotated[str | None, _DATASET] = None,
+    budget: Annotated[float | None, _BUDGET] = None,
+    deadline: Annotated[float | None, _DEADLINE] = None,
+    gpus: Annotated[str | None, _TRIED] = None,
+    providers: Annotated[str | None, _SELLERS] = None,
+    methods: Annotated[str | None, _METHODS] = None,
+    market: Annotated[str, _MARKETS] = "on_demand",
+    headroom: Annotated[float | None, _HEADROOM] = None,
+    max_gpus: Annotated[int | None, _MOST] = None,
+    prices: Annotated[Path | None, _QUOTES] = None,
+    grid: Annotated[float | None, _GRID] = None,
+    field: Annotated[list[str] | None, _SET] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Which GPUs, how many, whose and how laid out, within a budget and a deadline.
+
+    What a job file says of its GPUs, layout, batch a GPU and price is left open; its data, method and global batch
+    hold. Exit status 1 where nothing keeps to the limits: what comes nearest is shown.
+
+    \b
+    moecost plan mixtral-8x7b --dataset math-14k --budget 50 --deadline 12 --methods qlora,lora
+    moecost plan job.yaml --gpus a40,h100 --market on_demand,spot --set epochs=3 --json
+    """
+    from moecost import planning
+    from moecost.cli_plan import fields_of, told
+    from moecost.plan_report import as_text
+
+    given = dict(assignment(text) for text in field or ()) | ({} if dataset is None else {"dataset": dataset})
+    path = Path(subject)
+    fields = fields_of(_job_of(path, {}), given) if path.is_file() else {"model": subject} | given
+    limits = told(min_memory_headroom=headroom, max_gpus=max_gpus, grid_gco2_per_kwh=grid)
+    found = planning.plan(
+        budget_usd=budget,
+        deadline_hours=deadline,
+        gpus=_listed(gpus),
+        providers=_listed(providers),
+        methods=_listed(methods),
+        market=_listed(market) or [],
+        prices=None if prices is None else _price_table(prices),
+        **limits,
+        **fields,
+    )
+    _write((found.model_dump_json() if as_json else as_text(found, _width())) + "\n")
+    if not found.front:
+        raise typer.Exit(DOES_NOT_FIT)
+
+
+def _listed(text: str | None) -> list[str] | None:
+    """Names that commas divide."""
+    return None if text is None else [name.strip() for name in text.split(",") if name.strip()]
+
+
+def _price_table(path: Path) -> PriceBook:
+    """The quotes of a file; what was left out of it is said on stderr."""
+    from moecost.prices import read
+
+    book = read(path)
+    for text in book.dropped_notes():
+        _say("warning", text)
+    return book
+
+
 # --------------------------------------------------------------------------------------------- compare and report
 _JOB_FILES = typer.Argument(metavar="JOB.yaml...", help="Files with jobs, or recipes.", show_default=False)
 _GPUS = typer.Option("--gpu", help="Each job on this GPU; may be repeated.", autocompletion=_names("gpus"),
@@ -332,6 +414,7 @@ _PAGE = typer.Option("--out", "-o", help="The page; else the job's name and .htm
 def compare(
     jobs: Annotated[list[Path], _JOB_FILES],
     gpu: Annotated[list[str] | None, _GPUS] = None,
+    prices: Annotated[Path | None, _PRICES] = None,
     field: Annotated[list[str] | None, _SET] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -352,7 +435,8 @@ def compare(
     for path in jobs:
         name = path.stem if len({p.stem for p in jobs}) == len(jobs) else str(path)
         for on in gpu or (None,):
-            asked.append(_job_of(path, given if on is None else _moved(path, on) | given | {"gpu": on}))
+            one = _job_of(path, given if on is None else _moved(path, on) | given | {"gpu": on})
+            asked.append(one if prices is None else _priced(one, prices))
             labels.append(name if on is None else on if len(jobs) == 1 else f"{name} on {on}")
     found = compare(asked, labels=labels)
     _write((found.model_dump_json() if as_json else as_text(found, _width())) + "\n")

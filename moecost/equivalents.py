@@ -250,18 +250,19 @@ class StepIncrease:
     experts : products and activations of the experts beyond those of the dense feed-forward. [s]
     router : router and top-k. [s]
     dispatch : bringing tokens to the experts and back within a GPU. [s]
-    communication : exchange of tokens between GPUs (all-to-all), and what more weights add to gathers and reductions;
-        of what nothing hides. [s]
+    exchange : tokens on their way between GPUs, and waiting for the GPU whose experts got the most. [s]
+    communication : what more weights add to gathers and reductions; like `exchange`, of what nothing hides. [s]
     host : waiting for the host's launches. [s]
     optimizer : the optimizer's step, of all experts. [s]
     rest : all other kernels. [s]
-    padding : what experts padded to the job's `capacity_factor` would add; in no estimate, so beside the sum. [s]
+    padding : of experts that are filled up to the job's `capacity_factor`, or saved by those that drop tokens. [s]
     sparse, dense : the two estimates.
     """
 
     experts: float
     router: float
     dispatch: float
+    exchange: float
     communication: float
     host: float
     optimizer: float
@@ -272,7 +273,7 @@ class StepIncrease:
 
     @property
     def seconds(self) -> float:
-        """All of it, without padding. [s]"""
+        """All of it. [s]"""
         return self.sparse.step.seconds - self.dense.step.seconds
 
     @property
@@ -319,24 +320,17 @@ def _uniform(model: ModelSpec) -> tuple[Layers, AttentionCore]:
 def step_increase(job: Job, *, width: str = "active") -> StepIncrease:
     """What a mixture adds to the step of its dense backbone, by cause, at the same batch on the same hardware.
 
-    Source of the question: arXiv:2405.15052. `width` as for `dense_backbone`. The parts but `padding` sum to
-    `seconds`: kernels are GPU time, waiting for host and wire stand apart.
+    Source of the question: arXiv:2405.15052. `width` as for `dense_backbone`. The parts sum to `seconds`: kernels
+    are GPU time, waiting for host and wire stand apart.
     """
     sparse = _fixed(job)
+    dropless = sparse if job.capacity_factor is None else _fixed(job.model_copy(update={"capacity_factor": None}))
     backbone = dense_backbone(_spec(job), width=width)
     dense = estimate_job(_with_model(_as_dense(job, sparse), backbone))
-    one, two = _by_cause(sparse), _by_cause(dense)
+    one, two = _by_cause(dropless), _by_cause(dense)
     parts = {name: one[name] - two[name] for name in one}
-    padding = 0.0 if job.capacity_factor is None else (job.capacity_factor - 1.0) * _row_work(sparse)
+    padding = sparse.step.seconds - dropless.step.seconds
     return StepIncrease(**parts, padding=padding, sparse=sparse, dense=dense)
-
-
-def _row_work(e: Estimate) -> float:
-    """Seconds of what experts do with each row that they get: all but bringing it, and expanding their weights."""
-    beside = ("expert.dispatch", "expert.dequantize")
-    return sum(
-        kernel.seconds for name, kernel in e.step.by_kernel.items() if name.startswith("expert.") and name not in beside
-    )
 
 
 def _by_cause(e: Estimate) -> dict[str, float]:
@@ -347,11 +341,14 @@ def _by_cause(e: Estimate) -> dict[str, float]:
 
     router, dispatch = of("router", "topk"), seconds.get("expert.dispatch", 0.0)
     experts = of("expert", "shared", "mlp") - dispatch
+    between = ("experts.alltoall", "experts.wait")
+    exchange = sum(kernel.communication for name, kernel in e.step.by_kernel.items() if name in between)
     return {
         "experts": experts,
         "router": router,
         "dispatch": dispatch,
-        "communication": e.step.communication,
+        "exchange": exchange,
+        "communication": e.step.communication - exchange,
         "host": e.step.host,
         "optimizer": e.step.optimizer + e.step.other,
         "rest": sum(seconds.values()) - experts - router - dispatch,

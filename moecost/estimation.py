@@ -27,7 +27,6 @@ from moecost.results import (
     Estimate,
     Experts,
     Memory,
-    OperatorTime,
     Provenance,
     Roof,
     StepTime,
@@ -260,22 +259,27 @@ def saved_bytes(workload: Workload, profile: SoftwareProfile) -> FloatLike:
 
 def _step_time(step: StepTimes, device: Device) -> StepTime:
     forward, recompute, backward = (float(p.total) for p in (step.forward, step.recompute, step.backward))
-    return StepTime(
-        seconds=float(step.seconds),
-        forward=forward,
-        backward=recompute + backward,
-        recompute=recompute,
-        optimizer=float(step.optimizer),
-        other=float(step.other),
-        host=float(step.together.host.sum()),
-        communication=float(step.together.wire.sum()),
-        by_layer=_grouped(step, [op.layer for op in step.operators], device, whole=True),
-        by_kernel=_grouped(step, [op.kernel for op in step.operators], device, whole=False),
+    return StepTime.model_validate(  # one call for all entries: each by itself would cost twice the time
+        {
+            "seconds": float(step.seconds),
+            "forward": forward,
+            "backward": recompute + backward,
+            "recompute": recompute,
+            "optimizer": float(step.optimizer),
+            "other": float(step.other),
+            "host": float(step.together.host.sum()),
+            "communication": float(step.together.wire.sum()),
+            "by_layer": _grouped(step, [op.layer for op in step.operators], device, whole=True),
+            "by_kernel": _grouped(step, [op.kernel for op in step.operators], device, whole=False),
+        }
     )
 
 
-def _grouped(step: StepTimes, names: Iterable[str], device: Device, whole: bool) -> dict[str, OperatorTime]:
-    """Sums over the operators of one name; `whole` counts what waits for the host and the wire, else the GPU alone."""
+def _grouped(step: StepTimes, names: Iterable[str], device: Device, whole: bool) -> dict[str, dict[str, Any]]:
+    """Fields of `OperatorTime`, summed over the operators of one name.
+
+    `whole` counts what waits for the host and the wire, else the GPU alone.
+    """
     every, forward = step.together, step.forward
     columns = [every.gpu, every.host, every.wire, every.flops, every.bytes, every.launches,
                forward.seconds if whole else forward.gpu]  # fmt: skip
@@ -288,14 +292,16 @@ def _grouped(step: StepTimes, names: Iterable[str], device: Device, whole: bool)
         bound: Bound = _kernel_bound(flops, moved, device)
         if whole and host + wire > gpu:
             bound = "host" if host > wire else "communication"
-        out[name] = OperatorTime(
-            seconds=gpu + host + wire if whole else gpu,
-            forward=forward_s,
-            launches=launches,
-            flops=flops,
-            bytes=moved,
-            bound=bound,
-        )
+        out[name] = {
+            "seconds": gpu + host + wire if whole else gpu,
+            "forward": forward_s,
+            "launches": launches,
+            "host": host,
+            "communication": wire,
+            "flops": flops,
+            "bytes": moved,
+            "bound": bound,
+        }
     return out
 
 

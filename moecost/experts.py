@@ -54,10 +54,21 @@ def load_variation(*, num_experts: FloatLike, num_experts_per_tok: FloatLike, ro
 
 
 def rows_of_experts(*, mean_rows: FloatLike, variation: FloatLike) -> NDArray[np.float64]:
-    """Row counts at the quadrature nodes of a normal load, on a new first axis; weigh with `LOAD_WEIGHTS`."""
+    """Row counts at the quadrature nodes of a normal load, on a new first axis; `mean_over_loads` weighs them."""
     shape = (-1,) + (1,) * np.ndim(np.asarray(mean_rows) * np.asarray(variation))
     nodes: NDArray[np.float64] = mean_rows * (1.0 + variation * LOAD_NODES.reshape(shape))
     return nodes
+
+
+def mean_over_loads(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Mean of what is known at the nodes of `rows_of_experts`, along the first axis.
+
+    >>> float(mean_over_loads(np.array([1.0, 2.0, 3.0])))
+    2.0
+    """
+    a, b, c = LOAD_WEIGHTS
+    found: NDArray[np.float64] = a * values[0] + b * values[1] + c * values[2]
+    return found
 
 
 def binomial_variation(*, tokens: FloatLike, num_experts: FloatLike, num_experts_per_tok: FloatLike) -> FloatLike:

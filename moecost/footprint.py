@@ -40,20 +40,41 @@ def trained_elements(workload: Workload) -> tuple[FloatLike, int, float]:
 
 
 def adapter_size(recipe: Recipe, use: WeightUse) -> FloatLike:
-    """Adapter weights beside the copies of one matrix of one layer: r (in + out), and a magnitude a row with DoRA."""
+    """Adapter weights beside the copies of one matrix of one layer: r (in + out), and a magnitude a row with DoRA.
+
+    Of sparse tuning the changes themselves, a share of the weights.
+    """
     if not use.adapted:
         return 0.0
     m = use.matrix
+    if recipe.density:
+        return recipe.density * m.copies * m.weights
     each = recipe.rank * use.adapter_width
     return m.copies * (each + m.out_features if recipe.decomposes_weights else each)
 
 
 def trained_per_gpu(workload: Workload, *, sharded: bool) -> FloatLike:
-    """Trained weights whose states one GPU holds; `sharded` over the data-parallel GPUs or not."""
+    """Trained weights whose states one GPU has; `sharded` over the data-parallel GPUs or not."""
     if workload.recipe.trains_all:
         return per_gpu(workload, lambda u: u.matrix.parameters, vector_parameters(workload), sharded=sharded)
     rest = workload.recipe.rank * workload.elsewhere_width
     return per_gpu(workload, lambda u: adapter_size(workload.recipe, u), rest, sharded=sharded)
+
+
+def trained_on_host(workload: Workload, *, sharded: bool) -> FloatLike:
+    """Of `trained_per_gpu` those whose optimizer state lies in the host's memory, and is stepped there."""
+    layout, recipe = workload.layout, workload.recipe
+    if layout.offload == "none":
+        return 0.0
+    if layout.offload != "experts":
+        return trained_per_gpu(workload, sharded=sharded)
+    if not recipe.trains_all:
+        return 0.0  # adapters stay on the GPU
+
+    def size(use: WeightUse) -> FloatLike:
+        return float(use.matrix.parameters) if layout.streams(use) else 0.0
+
+    return per_gpu(workload, size, 0.0, sharded=sharded)
 
 
 def per_gpu(workload: Workload, size: Callable[[WeightUse], FloatLike], rest: FloatLike, *, sharded: bool) -> FloatLike:

@@ -6,9 +6,9 @@ import contextlib
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Final, Literal, Self
+from typing import Annotated, Any, ClassVar, Final, Literal, Self, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 
 from moecost import catalog
 from moecost.architecture import ModelSpec
@@ -23,7 +23,7 @@ from moecost.storage import COMPUTE_BYTES, OPTIMIZERS, WEIGHT_FORMATS
 MAX_TOKENS: Final = 100_000_000
 MAX_BATCH: Final = 2**24
 
-Method = Literal["full", "lora", "qlora", "dora"]
+Method = Literal["full", "lora", "qlora", "dora", "sparse"]
 Checkpointing = Literal["none", "selective", "full"]
 
 
@@ -38,6 +38,11 @@ def _one_of(kind: str, known: tuple[str, ...]) -> BeforeValidator:
         raise ValueError(f"{value!r:.80} is not {article} {kind}; did you mean {', '.join(map(repr, near or known))}?")
 
     return BeforeValidator(check)
+
+
+def _enum(*known: Any) -> WithJsonSchema:
+    """The values that the JSON Schema names, where the type alone does not say them."""
+    return WithJsonSchema({"enum": list(known)})
 
 
 def _given(what: str, *types: type) -> BeforeValidator:
@@ -108,10 +113,12 @@ def _required(what: str) -> BeforeValidator:
     return BeforeValidator(check)
 
 
-Count = Annotated[int, BeforeValidator(_whole), Field(ge=1, le=2**40)]
-Real = Annotated[float, BeforeValidator(_real)]
+Count = Annotated[int, Field(ge=1, le=2**40), BeforeValidator(_whole)]
 Target = Annotated[str, Field(min_length=1, max_length=500)]
-Degree = Annotated[int, BeforeValidator(_whole), Field(ge=1, le=2**20)]
+_TARGETS_SCHEMA: Final = WithJsonSchema(
+    {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}, "minItems": 1}]}
+)
+Degree = Annotated[int, Field(ge=1, le=2**20), BeforeValidator(_whole)]
 
 
 _ELSEWHERE: Final = {
@@ -210,41 +217,48 @@ class Job(Checked, Described):
     """Name of a data set that ships, a file of token counts (JSONL, CSV, histogram) or a `DatasetSpec`."""
     num_queries: Count | None = None
     """Training queries of an epoch; overrides the data set's number."""
-    sequence_length: Annotated[int, BeforeValidator(_whole), Field(ge=1, le=MAX_TOKENS)] | None = None
+    sequence_length: Annotated[int, Field(ge=1, le=MAX_TOKENS), BeforeValidator(_whole)] | None = None
     """Longest sequence: truncation, padding or packing length; None: the data set's longest. [token]"""
     padding: Literal["longest", "max_length", "packed"] | None = None
     """How a batch is filled; None: `longest` with a data set, else `max_length`."""
-    epochs: Annotated[Real, Field(gt=0, le=1e6)] = 1.0
+    epochs: Annotated[float, Field(gt=0, le=1e6), BeforeValidator(_real)] = 1.0
     """Passes over the data."""
 
-    method: Annotated[Method, _one_of("method", ("full", "lora", "qlora", "dora"))] = "full"
-    """What is trained: all weights, or adapters beside frozen ones (16-bit: `lora`, `dora`; quantized: `qlora`)."""
-    lora_rank: Annotated[int, BeforeValidator(_whole), Field(ge=1, le=65536)] = 16
+    method: Annotated[Method, _one_of("method", ("full", "lora", "qlora", "dora", "sparse"))] = "full"
+    """What is trained: all weights, adapters beside frozen ones (16-bit: `lora`, `dora`; quantized: `qlora`), or a few
+    of the weights themselves (`sparse`: SpIEL)."""
+    lora_rank: Annotated[int, Field(ge=1, le=65536), BeforeValidator(_whole)] = 16
     """Rank of the adapters."""
-    lora_targets: Annotated[tuple[Target, ...], BeforeValidator(_targets), Field(min_length=1)] = ("all-linear",)
+    density: Annotated[float, Field(gt=0, le=1), BeforeValidator(_real)] | None = None
+    """Share of the targets' weights that `sparse` changes; None: 0.01, as in SpIEL's code."""
+    lora_targets: Annotated[tuple[Target, ...], Field(min_length=1), _TARGETS_SCHEMA, BeforeValidator(_targets)] = (
+        "all-linear",
+    )
     """Modules with adapters: suffixes of names, or `attention`, `experts`, `all-linear`."""
-    weight_dtype: Annotated[str, _one_of("weight format", tuple(WEIGHT_FORMATS))] | None = None
+    weight_dtype: Annotated[str, _enum(*WEIGHT_FORMATS), _one_of("weight format", tuple(WEIGHT_FORMATS))] | None = None
     """How weights are held: trained ones of full tuning, else the frozen ones; None: `bf16`, `nf4-dq` for qlora."""
-    compute_dtype: Annotated[str, _one_of("compute type", tuple(COMPUTE_BYTES))] | None = None
+    compute_dtype: Annotated[str, _enum(*COMPUTE_BYTES), _one_of("compute type", tuple(COMPUTE_BYTES))] | None = None
     """Number format of the products; None: `bf16` where the GPU has it."""
-    optimizer: Annotated[str, _one_of("optimizer", tuple(OPTIMIZERS))] = "adamw"
+    optimizer: Annotated[str, _enum(*OPTIMIZERS), _one_of("optimizer", tuple(OPTIMIZERS))] = "adamw"
     """Its name tells the states of a trained weight, and their width."""
     attention: Literal["flash", "sdpa", "eager"] | None = None
     """How attention is computed."""
-    gradient_checkpointing: Annotated[Checkpointing, BeforeValidator(_checkpointing)] | None = None
+    gradient_checkpointing: (
+        Annotated[Checkpointing, _enum(*get_args(Checkpointing), True, False), BeforeValidator(_checkpointing)] | None
+    ) = None
     """Activations that are recomputed in the backward pass; True is `full`, False `none`."""
     compile: bool = False
     """torch.compile."""
-    micro_batch_size: Annotated[int, BeforeValidator(_whole), Field(ge=1, le=MAX_BATCH)] | None = None
+    micro_batch_size: Annotated[int, Field(ge=1, le=MAX_BATCH), BeforeValidator(_whole)] | None = None
     """Sequences a GPU a forward pass; None: the largest that fits."""
-    gradient_accumulation_steps: Annotated[int, BeforeValidator(_whole), Field(ge=1, le=2**20)] | None = None
+    gradient_accumulation_steps: Annotated[int, Field(ge=1, le=2**20), BeforeValidator(_whole)] | None = None
     """Micro-batches of an optimizer step; None: what the global batch asks for, else 1."""
     global_batch_size: Count | None = None
     """Sequences of an optimizer step over all GPUs; None: follows from the other two."""
-    num_experts_per_tok: Annotated[int, BeforeValidator(_whole), Field(ge=1)] | None = None
+    num_experts_per_tok: Annotated[int, Field(ge=1), BeforeValidator(_whole)] | None = None
     """Experts of a token, in place of the model's top-k."""
 
-    zero_stage: Annotated[int, BeforeValidator(_whole), Field(ge=0, le=3)] | None = None
+    zero_stage: Annotated[int, Field(ge=0, le=3), BeforeValidator(_whole)] | None = None
     """What data-parallel GPUs shard: 0 nothing (DDP), 1 optimizer, 2 and gradients, 3 and weights (FSDP)."""
     shard_group_size: Degree | None = None
     """GPUs that a replica of sharded states is spread over (hybrid FSDP, MiCS); None: all that are data-parallel."""
@@ -264,7 +278,7 @@ class Job(Checked, Described):
     """Tensor parallelism divides the norms' tokens as well."""
     moe_dispatch: Literal["alltoall", "allgather", "deepep", "deepep-uccl", "hybridep"] | None = None
     """How tokens reach experts on other GPUs."""
-    capacity_factor: Annotated[Real, Field(gt=0, le=1e4)] | None = None
+    capacity_factor: Annotated[float, Field(gt=0, le=1e4), BeforeValidator(_real)] | None = None
     """Tokens that an expert takes, over the mean; None: all that come."""
     forced_balance: bool | None = None
     """A benchmark's even routing, whatever the router says."""
@@ -274,8 +288,8 @@ class Job(Checked, Described):
     """Expert traffic hides behind compute."""
     fused_kernels: str | None = None
     """Kernels the stack was run with, divided by `;` (`liger`, `foak`, `scattermoe`, `chunked-ce`, ...)."""
-    offload: Literal["none", "optimizer", "parameters", "nvme"] = "none"
-    """What is held in the host's memory."""
+    offload: Literal["none", "optimizer", "experts", "parameters", "nvme"] = "none"
+    """What is held in the host's memory: the optimizer's state; with it routed experts, or all weights; on drives."""
 
     software: str = "hf-peft"
     """The training stack; `moecost.software_profiles()` lists them."""
@@ -386,15 +400,19 @@ class Job(Checked, Described):
 
     def _adapters_have_a_method(self) -> None:
         """Adapter fields beside full tuning are a slip: a method left out, or one forgotten."""
+        if self.density is not None and self.method != "sparse":
+            raise ValueError(f"density={self.density} has no meaning with method={self.method!r}; use method='sparse'")
         for name in ("lora_rank", "lora_targets"):
             value = getattr(self, name)
-            if self.adapts or name not in self.model_fields_set:
+            used = self.adapts and not (self.method == "sparse" and name == "lora_rank")
+            if used or name not in self.model_fields_set:
                 continue
             if "method" not in self.model_fields_set:
                 raise ValueError(f"{name}={_shown(value)} is given without a method; add method='lora' (or 'qlora')")
             if value != type(self).model_fields[name].default:  # a job read back says its defaults
                 raise ValueError(
-                    f"{name}={_shown(value)} has no meaning with method='full'; leave it out, or use method='lora'"
+                    f"{name}={_shown(value)} has no meaning with method={self.method!r}; leave it out, or use "
+                    "method='lora'"
                 )
 
 

@@ -32,6 +32,8 @@ def layout_of(job: Job, model: ModelSpec, gpu: GPUSpec, profile: SoftwareProfile
         stage = _habitual_stage(job, model, gpu, profile) if job.num_gpus > 1 else 0
         if job.num_gpus > 1:
             notes.append(f"zero_stage={stage} is the habit of {profile.name}")
+    if job.offload == "experts" and not model.num_experts:
+        raise InvalidInputError(f"offload='experts': {model.name} has no routed experts; use offload='parameters'")
     if job.offload == "nvme":
         notes.append("drives are taken to give each GPU 3 GB/s: no measured run with offload='nvme' has been seen")
     return Layout(
@@ -146,7 +148,7 @@ def _virtual_pipeline(job: Job, model: ModelSpec, profile: SoftwareProfile, note
 
 def _habitual_stage(job: Job, model: ModelSpec, gpu: GPUSpec, profile: SoftwareProfile) -> int:
     """Adapters are trained on replicas where the frozen weights leave each GPU room; all else as the stack does it."""
-    if not job.adapts or profile.adapter_zero_stage is None or job.offload in ("parameters", "nvme"):
+    if not job.adapts or profile.adapter_zero_stage is None or job.offload in ("experts", "parameters", "nvme"):
         return profile.zero_stage
     weights = model.num_parameters * WEIGHT_FORMATS[job.held_weight_dtype].bytes
     held = weights / (job.tensor_parallel_size * job.pipeline_parallel_size)

@@ -29,7 +29,15 @@ import numpy as np
 
 from moecost.arrays import FloatLike, as_float
 from moecost.experts import ROUTER_SKEW, group_imbalance, load_variation
-from moecost.footprint import SHARED_INPUTS, holders, per_gpu, trained_elements, trained_per_gpu, vector_parameters
+from moecost.footprint import (
+    SHARED_INPUTS,
+    holders,
+    per_gpu,
+    trained_elements,
+    trained_on_host,
+    trained_per_gpu,
+    vector_parameters,
+)
 from moecost.quantities import Layers, RoutedExperts
 from moecost.software import MemoryHabits
 from moecost.workload import Block, Layout, Recipe, WeightUse, Workload, experts_per_token
@@ -74,27 +82,46 @@ class Held:
     gradients: FloatLike
     optimizer: FloatLike
     copies: FloatLike  # of the optimizer's step, transient
-    expanded: FloatLike  # the largest quantized matrix in the compute type
+    expanded: FloatLike  # the largest quantized matrix in the compute type, or what sparse tuning makes of a matrix
     gathered: FloatLike
     collectives: FloatLike
+    candidates: FloatLike  # of sparse tuning's selection window
 
 
 def held_bytes(workload: Workload, habits: MemoryHabits) -> Held:
     """What a GPU holds whatever its batch."""
     recipe, layout = workload.recipe, workload.layout
     _, _, width = trained_elements(workload)
-    stage, on_host = layout.zero_stage, layout.offload
+    stage = layout.zero_stage
     stepped = trained_per_gpu(workload, sharded=stage >= 1)
+    here = stepped - trained_on_host(workload, sharded=stage >= 1)  # on the GPU
     return Held(
         weights=weight_bytes(workload),
         adapters=0.0 if recipe.trains_all else trained_per_gpu(workload, sharded=stage >= 3) * width,
         gradients=trained_per_gpu(workload, sharded=stage >= 2) * recipe.gradient_bytes,
-        optimizer=stepped * recipe.optimizer_bytes if on_host == "none" else 0.0,
-        copies=habits.optimizer_transient * stepped * width if recipe.optimizer_copies and on_host == "none" else 0.0,
-        expanded=max((u.matrix.weights for _, u in workload.uses() if u.quantized), default=0) * recipe.compute_bytes,
+        optimizer=here * recipe.optimizer_bytes,
+        copies=habits.optimizer_transient * here * width if recipe.optimizer_copies else 0.0,
+        expanded=_expanded_bytes(workload),
         gathered=gathered_bytes(workload) if stage >= 3 or layout.streams_weights else 0.0,
         collectives=np.where(np.asarray(layout.num_gpus) > 1, habits.communication_bytes, 0.0)[()],
+        candidates=CANDIDATE_BYTES * stepped if recipe.density else 0.0,
     )
+
+
+CANDIDATE_BYTES: Final = 10.0
+"""A candidate of SpIEL's selection window: an int32 index, and sums of gradients, of their squares and a count in 16
+bits; as many as there are changes (its released code, arXiv:2401.16405). [byte]"""
+
+
+def _expanded_bytes(workload: Workload) -> float:
+    """The largest quantized matrix in the compute type; with sparse tuning, the largest target with its changes and
+    its whole gradient, and 64-bit indices. [byte]"""
+    recipe = workload.recipe
+    expanded = max((u.matrix.weights for _, u in workload.uses() if u.quantized), default=0) * recipe.compute_bytes
+    if not recipe.density:
+        return float(expanded)
+    largest = max((u.matrix.weights for _, u in workload.uses() if u.adapted), default=0)
+    return float(max(expanded, largest * (2.0 * recipe.compute_bytes + 8.0 * recipe.density)))
 
 
 def moments(
@@ -133,9 +160,14 @@ def moments(
 
     return {
         "loss": parts(early, kept + inputs, logits, gathered),
-        "backward": parts(early if recipe.trains_all else gradients, back + inputs + live, 0.0, expanded + gathered),
-        "gradients": parts(gradients, inputs + live, 0.0, expanded + gathered),
-        "optimizer": parts(gradients, 0.0, 0.0, held.copies),
+        "backward": parts(
+            early if recipe.trains_all else gradients,
+            back + inputs + live,
+            0.0,
+            expanded + gathered + held.candidates,
+        ),
+        "gradients": parts(gradients, inputs + live, 0.0, expanded + gathered + held.candidates),
+        "optimizer": parts(gradients, 0.0, 0.0, held.copies + held.candidates),
     }
 
 
@@ -207,19 +239,32 @@ def _least(values: Iterable[FloatLike]) -> Any:
 
 
 # ------------------------------------------------------------------------------------------------ parts
+def fused_loss_chunk(*, tokens: int, hidden_size: int, vocab_size: int) -> tuple[int, int]:
+    """(chunks, tokens of one) in which Liger's fused linear cross entropy makes logits. Profiles hold what is measured.
+
+    Source: Liger-Kernel's code: a chunk's logits are about as large as the input, rounded up to a power of two.
+
+    >>> fused_loss_chunk(tokens=16384, hidden_size=4096, vocab_size=32000)
+    (8, 2048)
+    """
+    chunks = -(-vocab_size // hidden_size)
+    return chunks, 1 << (-(-tokens // chunks) - 1).bit_length()
+
+
 def weight_bytes(workload: Workload) -> FloatLike:
     """Bytes of the model's weights that one GPU holds, adapters apart; a tied head once. [byte]"""
     recipe, layout = workload.recipe, workload.layout
 
     def held(use: WeightUse) -> FloatLike:
+        if layout.streams(use):
+            return 0.0
         if not use.quantized:
             return use.matrix.parameters * recipe.weight_bytes
         biases = (use.matrix.parameters - use.matrix.copies * use.matrix.weights) * recipe.weight_bytes
         return use.matrix.copies * use.matrix.weights * recipe.quantized_bytes + biases
 
-    if layout.streams_weights:
-        return 0.0
-    rest = vector_parameters(workload) * recipe.weight_bytes
+    stays = not layout.streams(workload.embedding)  # so does what is in no matrix
+    rest = vector_parameters(workload) * recipe.weight_bytes if stays else 0.0
     return per_gpu(workload, held, rest, sharded=layout.zero_stage >= 3)
 
 
@@ -238,7 +283,7 @@ LOADED_BYTES: Final = 2
 
 
 def gathered_bytes(workload: Workload) -> FloatLike:
-    """Bytes of sharded (or streamed) weights that are whole at one time: two layers, embedding and head. [byte]"""
+    """Bytes of sharded or streamed weights that are whole at one time: of two layers, embedding and head. [byte]"""
     recipe, layout = workload.recipe, workload.layout
     width = min(recipe.weight_bytes, recipe.compute_bytes)
 
@@ -246,9 +291,12 @@ def gathered_bytes(workload: Workload) -> FloatLike:
         size = use.matrix.copies * use.matrix.weights * (recipe.quantized_bytes if use.quantized else width)
         return size / holders(workload, use, sharded=False) * layout.pipeline_parallel
 
-    layers = [sum(whole(use) for use in block.uses) for block in workload.blocks]
+    def comes(use: WeightUse) -> bool:
+        return layout.zero_stage >= 3 or layout.streams(use)
+
+    layers = [sum(whole(use) for use in block.uses if comes(use)) for block in workload.blocks]
     ends = workload.model.embedding.parameters * width * (1 if workload.model.tied_head else 2)
-    return as_float(2.0 * _largest(layers) + ends / layout.tensor_parallel)
+    return as_float(2.0 * _largest(layers) + (ends / layout.tensor_parallel if comes(workload.embedding) else 0.0))
 
 
 def layer_activations(

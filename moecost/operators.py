@@ -7,7 +7,7 @@ batches' support. To add a term, add an `Operator` here: time, breakdowns and ut
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal
 
@@ -27,7 +27,7 @@ from moecost.communication import (
     tensor_parallel_bytes,
     transfer_s,
 )
-from moecost.experts import LOAD_WEIGHTS, experts_touched, group_imbalance, load_variation, rows_of_experts
+from moecost.experts import experts_touched, group_imbalance, load_variation, mean_over_loads, rows_of_experts
 from moecost.footprint import REPLICATED, SHARED_INPUTS, adapter_size, cut
 from moecost.quantities import LayerKind
 from moecost.roofline import gemm_compute_time, gemm_flops, grouped_gemm_time
@@ -101,7 +101,7 @@ class _Context:
     layout: Layout
     per_step: FloatLike
     grouped: Grouped | None  # how experts run in one product; None: one by one
-    products: dict[tuple[Any, ...], Any] = field(default_factory=dict)
+    made: dict[tuple[Any, ...], Any] = field(default_factory=dict)
 
     @property
     def whole_tokens(self) -> FloatLike:
@@ -144,18 +144,19 @@ class _Context:
             self.elementwise(forward_bytes * self.traffic.backward_passes, launches, backward),
         )
 
+    def once(self, asked: tuple[Any, ...], make: Callable[[], Any]) -> Any:
+        """What `make` gives for these arguments, made once; arrays are the same only where they are one object."""
+        key = tuple(id(x) if isinstance(x, np.ndarray) else x for x in asked)
+        if key not in self.made:
+            self.made[key] = (make(), asked)  # the arguments are kept alive, so that ids stay theirs
+        return self.made[key][0]
+
     def gemm(
         self, rows: FloatLike, in_features: FloatLike, out_features: FloatLike, grouped: Grouping | None = None
     ) -> tuple[FloatLike, FloatLike]:
-        """(seconds, sm share) of one product with both operands and the result in memory.
-
-        Siblings of one shape on the same rows (queries and output, keys and values, gate and up) are computed once.
-        """
-        sizes = (rows, in_features, out_features)
-        key = (grouped, *(id(n) if isinstance(n, np.ndarray) else float(n) for n in sizes))
-        if key not in self.products:
-            self.products[key] = (self._gemm(*sizes, grouped), sizes)  # sizes are kept alive, so that ids stay theirs
-        found: tuple[FloatLike, FloatLike] = self.products[key][0]
+        """(seconds, sm share) of one product with both operands and the result in memory."""
+        asked = (rows, in_features, out_features, grouped)
+        found: tuple[FloatLike, FloatLike] = self.once(asked, lambda: self._gemm(*asked))
         return found
 
     def _gemm(
@@ -277,14 +278,37 @@ def _products(
     """A weight matrix in `count` layers, `calls` copies of it a layer used, each on `rows` rows.
 
     Where copies get unequal rows, `spread` holds them at the quadrature nodes of `experts` and `rows` is their mean.
+    Siblings (queries and output, keys and values, gate and up) do the same work, which is computed once.
+    """
+    m = use.matrix
+    wide_in, wide_out = cut(use, context.layout)
+    alike = (m.in_features, m.out_features, use.adapter_width, use.quantized, use.trained, m.kernel in SHARED_INPUTS)
+    asked = (count, rows, calls, spread, grouped, wide_in, wide_out, *alike, m.kernel == "head")
+    family = m.kernel.split(".")[0]
+    for suffix, forward, backward in context.once(asked, lambda: _product_works(context, use, *asked[:7])):
+        yield Operator(f"{m.kernel if suffix[:1] in ('', '.') else family + '.'}{suffix}", use.layer, forward, backward)
+
+
+def _product_works(
+    context: _Context,
+    use: WeightUse,
+    count: int,
+    rows: FloatLike,
+    calls: FloatLike,
+    spread: NDArray[np.float64] | None,
+    grouped: bool,
+    wide_in: FloatLike,
+    wide_out: FloatLike,
+) -> list[tuple[str, Work, Work]]:
+    """(what is added to the kernel's name, forward, backward) of the product and of what goes with it.
+
     Frozen weights need no weight gradient: one backward product, two where they are trained.
     """
-    m, recipe, host = use.matrix, context.recipe, context.host
+    m, recipe, host, t = use.matrix, context.recipe, context.host, context.traffic
     n = count * calls
-    wide_in, wide_out = cut(use, context.layout)
 
     def mean(values: FloatLike) -> FloatLike:
-        return values if spread is None else as_float(np.tensordot(LOAD_WEIGHTS, values, axes=1))
+        return values if spread is None else mean_over_loads(np.asarray(values))
 
     each = rows if spread is None else spread
     rows_of: Grouping | None = "rows" if grouped else None
@@ -292,55 +316,39 @@ def _products(
     forward_s, sm = (mean(x) for x in context.gemm(each, wide_in, wide_out, rows_of))
     backward_s, backward_sm = (mean(x) for x in context.gemm(each, wide_out, wide_in, rows_of))
     products = 1
-    if use.trained:
+    if use.trained or (use.adapted and recipe.density):  # sparse tuning forms the whole gradient, and keeps some of it
         gradient_s, gradient_sm = (mean(x) for x in context.gemm(wide_out, each, wide_in, depth_of))
         backward_sm = (backward_sm * backward_s + gradient_sm * gradient_s) / (backward_s + gradient_s)
         backward_s, products = backward_s + gradient_s, 2
-    flops = gemm_flops(rows=rows, in_features=wide_in, out_features=wide_out)
-    moved = recipe.compute_bytes * (wide_in * wide_out + rows * (wide_in + wide_out))
-    yield Operator(
-        m.kernel,
-        use.layer,
-        Work(n * forward_s, n * flops, n * moved, n, n * host.linear.forward, 0.0, sm),
-        Work(
-            n * backward_s,
-            n * products * flops,
-            n * products * moved,
-            n * products,
-            n * host.linear.backward,
-            0.0,
-            backward_sm,
-        ),
-    )
+    flops = n * gemm_flops(rows=rows, in_features=wide_in, out_features=wide_out)
+    moved = n * recipe.compute_bytes * (wide_in * wide_out + rows * (wide_in + wide_out))
+    forward = Work(n * forward_s, flops, moved, n, n * host.linear.forward, 0.0, sm)
+    back = n * host.linear.backward
+    backward = Work(n * backward_s, products * flops, products * moved, n * products, back, 0.0, backward_sm)
+    out = [("", forward, backward)]
     if recipe.narrow and m.kernel != "head":
-        each = n * rows * context.traffic.narrow_operand
+        cast = n * rows * t.narrow_operand
         read = 0.0 if m.kernel in SHARED_INPUTS else wide_in
-        yield Operator(
-            f"{m.kernel}.cast", use.layer, context.elementwise(each * read, n), context.elementwise(each * wide_out, n)
-        )
+        out.append((".cast", context.elementwise(cast * read, n), context.elementwise(cast * wide_out, n)))
     if use.quantized and recipe.expands:
-        family = m.kernel.split(".")[0]
-        moved = wide_in * wide_out * (recipe.quantized_bytes + recipe.compute_bytes)
-        seconds = moved / (context.device.bytes_per_s * context.coefficients.dequantize_bandwidth)
+        expanded = n * (wide_in * wide_out * (recipe.quantized_bytes + recipe.compute_bytes))
+        seconds = expanded / (context.device.bytes_per_s * context.coefficients.dequantize_bandwidth)
         q = host.quantized_linear
-        yield Operator(
-            f"{family}.dequantize",
-            use.layer,
-            Work(n * seconds, 0.0, n * moved, n, n * q.forward, 0.0, SM_DEQUANTIZE),
-            Work(n * seconds, 0.0, n * moved, n, n * q.backward, 0.0, SM_DEQUANTIZE),
-        )
-        yield context.both_ways(
-            f"{m.kernel}.output", use.layer, n * rows * wide_out * context.traffic.quantized_output, n
-        )
-    if use.adapted:
-        yield _adapter(context, use, n, rows)
+        first, last = (Work(seconds, 0.0, expanded, n, n * h, 0.0, SM_DEQUANTIZE) for h in (q.forward, q.backward))
+        out.append(("dequantize", first, last))
+        written = n * rows * wide_out * t.quantized_output
+        first, last = (context.elementwise(written * passes, n) for passes in (1.0, t.backward_passes))
+        out.append((".output", first, last))
+    if use.adapted and recipe.density:
+        out.append((".changes", *_changes(context, n, wide_in * wide_out)))
+    elif use.adapted:
+        out.append((".adapter", *_adapter(context, use, n, rows, wide_in * wide_out)))
+    return out
 
 
-def _adapter(context: _Context, use: WeightUse, n: FloatLike, rows: FloatLike) -> Operator:
-    """Low-rank products are bound by the traffic of their wide side."""
+def _adapter(context: _Context, use: WeightUse, n: FloatLike, rows: FloatLike, wide: FloatLike) -> tuple[Work, Work]:
+    """Low-rank products beside `wide` weights are bound by the traffic of their wide side."""
     m, t, host = use.matrix, context.traffic, context.host.adapter
-    wide_in, wide_out = cut(use, context.layout)
-    wide = wide_in * wide_out
     units = 2.0 * n * context.host.sharded_adapter_s if context.layout.zero_stage >= 3 else 0.0
     flops = gemm_flops(rows=rows, in_features=use.adapter_width, out_features=context.recipe.rank)
     moved = rows * (t.adapter_input * m.in_features + t.adapter_output * m.out_features) * (wide / m.weights)
@@ -349,14 +357,22 @@ def _adapter(context: _Context, use: WeightUse, n: FloatLike, rows: FloatLike) -
         moved = moved + DORA_BYTES * m.weights
     forward = context.elementwise(n * moved, 2 * n, n * host.forward, n * flops)
     backward = context.elementwise(n * moved * t.backward_passes, 4 * n, n * host.backward, 2 * n * flops)
-    return Operator(
-        f"{m.kernel}.adapter",
-        use.layer,
-        replace(forward, host_s=units),
-        replace(backward, host_s=units),
+    return replace(forward, host_s=units), replace(backward, host_s=units)
+
+
+def _changes(context: _Context, n: FloatLike, wide: FloatLike) -> tuple[Work, Work]:
+    """Sparse tuning of `wide` weights: they are copied and changed, in both passes; gradients are gathered."""
+    copied = 2.0 * context.recipe.compute_bytes * wide
+    added = CHANGE_BYTES * context.recipe.density * wide
+    host = context.host.adapter
+    return (
+        context.elementwise(n * (copied + added), 3 * n, n * host.forward),
+        context.elementwise(n * (copied + 2.0 * added), 5 * n, n * host.backward),
     )
 
 
+CHANGE_BYTES: Final = 24
+"""Traffic of a change that is added to a weight, or gathered from a gradient: index, value, and a sector. [byte]"""
 DORA_BYTES: Final = 36
 """Traffic of a weight under DoRA, a pass: the adapted weight is formed, squared and summed for its norm. [byte]
 
@@ -537,7 +553,7 @@ def _expert_rows(
     if spread is None:
         return np.minimum(rows, limit), None
     spread = np.minimum(spread, limit)
-    return as_float(np.tensordot(LOAD_WEIGHTS, spread, axes=1)), spread
+    return mean_over_loads(spread), spread
 
 
 def _in_one_launch(op: Operator, calls: FloatLike) -> Operator:
@@ -688,7 +704,7 @@ def _weight_transfers(context: _Context, layer: LayerKind, n: int, uses: Sequenc
         stride = layout.expert_cut * layout.expert_parallel if expert else layout.tensor_parallel
         held = as_float(sum(_slice_bytes(context, use) for use in of))
         gradients = as_float(sum(_gradient_bytes(context, use) for use in of))
-        if layout.streams_weights:
+        if layout.streams(of[0]):
             streamed = streamed + n * held / (shards if layout.zero_stage >= 3 else 1.0)
         if layout.zero_stage < 3:
             sent = all_reduce_bytes(buffer_bytes=gradients, num_gpus=holders)
@@ -703,7 +719,7 @@ def _weight_transfers(context: _Context, layer: LayerKind, n: int, uses: Sequenc
             reduced = reduced + n * context.ring_s(sent, replicas, stride * shards) / per_step
     if layout.zero_stage >= 3:
         yield context.transfer("weights.gather", layer, gathered, gathered, False, hides)
-    if layout.streams_weights:
+    if any(layout.streams(use) for use in uses):
         seconds = streamed / host_bytes_per_s(context.device, layout, context.coefficients)
         yield Operator("weights.stream", layer, Work(stream=seconds), Work(stream=seconds), recomputed=False)
     yield context.transfer("gradients.reduce", layer, 0.0, reduced, False, hides)

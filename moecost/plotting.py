@@ -313,8 +313,8 @@ def pareto(
     Parameters
     ----------
     estimates : those to compare; or else `hours` and `cost_usd` as arrays.
-    labels : one a point; GPUs of the estimates where nothing is said. Points of the front are labelled, and all where
-        they are few.
+    labels : one a point, "" for none; GPUs of the estimates where nothing is said. Points of the front are labelled,
+        and all where they are few.
 
     Notes
     -----
@@ -358,7 +358,7 @@ def _draw_pareto(
     if names is not None:
         few = there.sum() <= FEW
         obstacles = [*zip(x[there], y[there], strict=True), *_along_steps(ax, x[front][order], y[front][order])]
-        shown = [(x[i], y[i], names[i]) for i in range(len(x)) if there[i] and (few or front[i])]
+        shown = [(x[i], y[i], names[i]) for i in range(len(x)) if there[i] and (few or front[i]) and names[i]]
         _label_points(ax, sorted(shown, key=lambda p: p[0]), obstacles)
     if not there.all():
         ax.set_title(f"{int((~there).sum())} of {len(x)} do not fit or have no price", fontsize=9, loc="left")

@@ -328,7 +328,8 @@ def _uses(job: Job, model: ModelSpec, profile: SoftwareProfile, notes: list[str]
 def _recipe(job: Job, profile: SoftwareProfile, layout: Layout, notes: list[str]) -> Recipe:
     held = WEIGHT_FORMATS[job.held_weight_dtype]
     compute = COMPUTE_BYTES[job.compute_dtype or "bf16"]
-    adapter = profile.memory.adapter_bytes
+    sparse = job.method == "sparse"
+    adapter = SPARSE_VALUE_BYTES if sparse else profile.memory.adapter_bytes
     optimizer = OPTIMIZERS[job.optimizer]
     paged = job.optimizer.startswith("paged")
     trained = adapter if job.adapts else held.bytes
@@ -336,6 +337,12 @@ def _recipe(job: Job, profile: SoftwareProfile, layout: Layout, notes: list[str]
     wide = 4.0 if mixed else trained
     state = optimizer.states * (wide if optimizer.element_bytes is None else optimizer.element_bytes)
     state += profile.memory.master_bytes if mixed else 0.0
+    if sparse:
+        state += SPARSE_AGE_BYTES
+        notes.append(
+            f"sparse tuning changes {job.density or SPARSE_DENSITY:.2g} of the targets' weights, as SpIEL's code does: "
+            "weights are copied, and their gradients formed whole, layer by layer; memory is that of a selection window"
+        )
     if not job.adapts and not mixed and held.bytes == 2:
         notes.append(
             f"weights, gradients and optimizer state are held in 16 bits, {2 * trained + state:.3g} bytes a weight; "
@@ -346,12 +353,13 @@ def _recipe(job: Job, profile: SoftwareProfile, layout: Layout, notes: list[str]
     if checkpointing == "selective" and attention == "eager":
         notes.append("gradient_checkpointing='selective' recomputes the attention core, in the time of flash attention")
     return Recipe(
-        rank=float(job.lora_rank) if job.adapts else 0.0,
+        rank=float(job.lora_rank) if job.adapts and not sparse else 0.0,
+        density=(job.density or SPARSE_DENSITY) if sparse else 0.0,
         num_experts_per_tok=None if job.num_experts_per_tok is None else float(job.num_experts_per_tok),
         weight_bytes=float(compute) if held.quantized else held.bytes,
         quantized_bytes=held.bytes,
         compute_bytes=float(compute),
-        adapter_bytes=adapter,
+        adapter_bytes=adapter + (SPARSE_INDEX_BYTES if sparse else 0.0),
         gradient_bytes=profile.memory.gradient_bytes if mixed and profile.memory.gradient_bytes else trained,
         optimizer_bytes=state,
         recompute=1.0 if checkpointing == "full" else 0.0,
@@ -370,6 +378,13 @@ def _recipe(job: Job, profile: SoftwareProfile, layout: Layout, notes: list[str]
             profile.memory.quantized_stream_bytes if held.quantized and layout.zero_stage < 3 else float(compute)
         ),
     )
+
+
+SPARSE_DENSITY: Final = 0.01
+SPARSE_VALUE_BYTES: Final = 4.0
+SPARSE_INDEX_BYTES: Final = 4.0
+SPARSE_AGE_BYTES: Final = 4.0
+"""SpIEL's released code: fp32 changes with int32 indices, gradients in fp32, and an age beside Adam's two moments."""
 
 
 def _is_narrow(dtype: str | None) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
-from pydantic import BeforeValidator, ConfigDict, Field, computed_field, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, WithJsonSchema, computed_field, model_validator
 
 from moecost.errors import InvalidInputError, close_matches
 from moecost.field_docs import Described
@@ -20,7 +20,12 @@ if TYPE_CHECKING:
     from moecost.job import Job
 
 Bound = Literal["compute", "memory", "host", "communication"]
-Dollars = Annotated[float, BeforeValidator(lambda value: math.nan if value is None else value)]
+Dollars = Annotated[
+    float,
+    BeforeValidator(lambda value: math.nan if value is None else value),
+    WithJsonSchema({"anyOf": [{"type": "number"}, {"type": "null"}]}),
+]
+"""NaN, null in JSON, where no price is known."""
 
 
 class _Result(Described):
@@ -28,7 +33,7 @@ class _Result(Described):
 
 
 class OperatorTime(_Result):
-    """A layer kind or a kernel within one step. Layers include their share of the host's time, kernels do not."""
+    """A layer kind or a kernel of a step. `seconds` of layers include `host` and `communication`, of kernels not."""
 
     seconds: float
     """Forward, recompute and backward of all micro-batches of a step. [s]"""
@@ -36,6 +41,10 @@ class OperatorTime(_Result):
     """Of it the forward pass. [s]"""
     launches: float
     """Kernel launches a step."""
+    host: float
+    """In which the GPU waits for the host. [s]"""
+    communication: float
+    """In which it waits for other GPUs, or for the host's memory. [s]"""
     flops: float
     bytes: float
     bound: Bound

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from moecost.arrays import FloatLike, as_float
 from moecost.coefficients import Coefficients
 from moecost.communication import pipeline_stretch
-from moecost.footprint import trained_elements, trained_per_gpu
+from moecost.footprint import trained_elements, trained_on_host, trained_per_gpu
 from moecost.operators import NOTHING, Operator, Work, host_bytes_per_s, operators
 from moecost.roofline import smooth_maximum
 from moecost.software import HostWork, SoftwareProfile
@@ -92,14 +92,13 @@ def step_times(workload: Workload, batches: Batches, profile: SoftwareProfile, c
     forward_exponent = _forward_exponent(host)
     counts, times = (_of_step(n) for n in passes_of_a_step(workload.layout, batches.per_step))
     beside = _stream_exponent(workload.device)
-    first = _table([op.forward for op in ops], batches, coefficients)
-    last = _table([op.backward for op in ops], batches, coefficients)
-    plain = _over(first[:7], batches.probability)
+    first = _one_pass([op.forward for op in ops], batches, coefficients)
+    last = _one_pass([op.backward for op in ops], batches, coefficients)
     again = np.array([op.recomputed for op in ops], dtype=float) if recipe.recompute else None
     passes = [
-        _mean(first, plain, batches, forward_exponent, beside),
-        np.zeros_like(plain) if again is None else _mean(first, plain, batches, forward_exponent, beside, again),
-        _mean(last, _over(last[:7], batches.probability), batches, host.overlap_exponent, beside),
+        _mean(first, batches, forward_exponent, beside),
+        np.zeros_like(first.plain) if again is None else _mean(first, batches, forward_exponent, beside, again),
+        _mean(last, batches, host.overlap_exponent, beside),
     ]
     passes[1] *= recipe.recompute
     for one in passes:  # of one micro-batch so far; launches, FLOPs and bytes know no bubble and no factor
@@ -200,62 +199,97 @@ def _of_step(value: FloatLike) -> FloatLike:
     return value if np.ndim(value) == 0 else as_float(np.asarray(value)[..., 0])
 
 
-def _table(works: Sequence[Work], batches: Batches, c: Coefficients) -> Array:
-    """Numbers of one pass: the rows of `PassTimes`, host work in seconds, transfers that overlap in a last row.
+@dataclass(frozen=True, slots=True)
+class _Pass:
+    """One pass of a micro-batch, operator by operator.
 
-    Shape (rows, operators, ..., support).
+    Attributes
+    ----------
+    plain : means over the batches of the rows of `PassTimes`, as if nothing waited; shape (rows, operators, ...).
+    gpu, host, stream : GPU time, host work and overlapped transfers by batch; shape (operators, ..., support). [s]
     """
-    shape = np.broadcast_shapes(np.shape(batches.tokens), np.shape(batches.probability), np.shape(c.launch_s))
-    table = np.zeros((8, len(works), *shape))
-    gpu, host, wire, launches, flops, moved, sm, stream = table
+
+    plain: Array
+    gpu: Array
+    host: Array
+    stream: Array | None
+
+
+def _one_pass(works: Sequence[Work], batches: Batches, c: Coefficients) -> _Pass:
+    """Only what is combined with other operators batch by batch is kept so; of all else the mean is enough."""
+    weights = batches.probability
+    shape = np.broadcast_shapes(np.shape(batches.tokens), np.shape(weights), np.shape(c.launch_s))
+    gpu, host = np.zeros((len(works), *shape)), np.zeros((len(works), *shape))
+    stream: Array | None = None
+    plain = np.zeros((7, len(works), *shape[:-1]))
+    _, _, wire, launches, flops, moved, sm = plain
+    first: dict[int, int] = {}  # siblings share one work
     for i, work in enumerate(works):
-        if work is not NOTHING:
-            gpu[i], launches[i], sm[i] = work.seconds, work.launches, work.sm
-            if not _is_nothing(work.host) or not _is_nothing(work.host_s):
-                host[i] = work.host * c.launch_s + work.host_s
-            if not _is_nothing(work.flops):
-                flops[i] = work.flops
-            if not _is_nothing(work.bytes):
-                moved[i] = work.bytes
+        like = first.setdefault(id(work), i)
+        if like != i:
+            gpu[i], host[i], plain[:, i] = gpu[like], host[like], plain[:, like]
+        elif work is not NOTHING:
+            gpu[i] = work.seconds
+            if not _is_nothing(work.host):
+                host[i] = work.host * c.launch_s
+            if not _is_nothing(work.host_s):
+                host[i] += work.host_s
+            launches[i], flops[i] = _over(work.launches, weights), _over(work.flops, weights)
+            moved[i], sm[i] = _over(work.bytes, weights), _over(work.sm * gpu[i], weights)
             if work.wire is not None:
-                wire[i] = work.wire
-            if work.stream is not None:
-                stream[i] = work.stream
-    sm *= gpu
-    return table
+                wire[i] = _over(work.wire, weights)
+        if work.stream is not None:
+            stream = np.zeros_like(gpu) if stream is None else stream
+            stream[i] = work.stream
+    plain[0] = _over(gpu, weights)
+    return _Pass(plain, gpu, host, stream)
 
 
 def _is_nothing(value: FloatLike) -> bool:
     """A plain 0: the table has zeros already, and a write costs more than this question."""
-    return isinstance(value, float) and value == 0.0
+    return value.__class__ is float and value == 0.0
 
 
-def _over(values: Array, weights: FloatLike) -> Array:
-    """Weighted sums along the last axis: a product with a vector, or with weights that have the values' other axes."""
-    return np.asarray(values @ weights if np.ndim(weights) == 1 else (values * weights).sum(axis=-1))
+def _over(values: FloatLike, weights: FloatLike) -> FloatLike:
+    """Weighted sums along the last axis, of weights that sum to 1: what does not vary along it is its own mean."""
+    if not isinstance(values, np.ndarray):
+        return values
+    assert isinstance(weights, np.ndarray)
+    if values.shape[-1] != weights.shape[-1]:  # the same for all batches
+        return as_float(values[..., 0])
+    found: FloatLike = values.dot(weights) if weights.ndim == 1 else (values * weights).sum(axis=-1)
+    return found
 
 
-def _mean(
-    table: Array, plain: Array, batches: Batches, exponent: float, beside: float, part: Array | None = None
-) -> Array:
-    """Means over the batches of the rows of `PassTimes`; `plain` are those of the table, `part` the operators that run.
+def _mean(done: _Pass, batches: Batches, exponent: float, beside: float, part: Array | None = None) -> Array:
+    """Means over the batches of the rows of `PassTimes`; `part` are the operators that run, None all of them.
 
     GPU and host time are combined; transfers that overlap join them in a power mean, the others add. What is exposed
     beyond the GPU's own time is shared out by host work and by transfers. Waiting for the slowest GPU is `wire`.
     """
     probability = batches.probability
-    gpu, host, stream = (table[i].sum(axis=0) if part is None else np.tensordot(part, table[i], 1) for i in (0, 1, 7))
+
+    def together(values: Array) -> Array:
+        return values.sum(axis=0) if part is None else np.tensordot(part, values, 1)
+
+    gpu, host = together(done.gpu), together(done.host)
     busy = smooth_maximum(gpu, host, exponent)
-    host_share = np.divide(busy - gpu, host, out=np.zeros_like(busy), where=host > 0)
-    mean = plain.copy()
-    mean[1] = _over(table[1], host_share * probability)
+    host_share = np.divide(busy - gpu, host, out=np.zeros_like(gpu), where=host > 0)
+    mean = done.plain.copy()
+    mean[1] = _weighted(done.host, host_share * probability)
     if batches.slowest is not None:
-        mean[2] += _over(table[0] + table[1] * host_share, batches.slowest - probability)
-    if stream.any():
+        mean[2] += _weighted(done.gpu + done.host * host_share, batches.slowest - probability)
+    if done.stream is not None:
+        stream = together(done.stream)
         waits = smooth_maximum(busy, stream, beside) - busy
-        share = np.divide(waits, stream, out=np.zeros_like(waits), where=stream > 0)
-        mean[2] += _over(table[7], share * probability)
+        share = np.divide(waits, stream, out=np.zeros_like(stream), where=stream > 0)
+        mean[2] += _weighted(done.stream, share * probability)
     return mean if part is None else mean * part.reshape(-1, *(1,) * (mean.ndim - 2))
+
+
+def _weighted(values: Array, weights: FloatLike) -> Array:
+    """Sums along the last axis, weights of any sum."""
+    return np.asarray(values @ weights if np.ndim(weights) == 1 else (values * weights).sum(axis=-1))
 
 
 SLOW_STREAM_EXPONENT: Final = 2.0
@@ -278,12 +312,16 @@ def optimizer_seconds(
     trained = trained_per_gpu(workload, sharded=workload.layout.zero_stage >= 1)
     rate = device.bytes_per_s * coefficients.optimizer_bandwidth
     copies = habits.foreach_copies * (width + recipe.gradient_bytes + recipe.optimizer_bytes) / 4.0
-    seconds = trained * copies / rate + tensors * habits.seconds_per_tensor
-    if workload.layout.offload != "none":  # gradients go to the host, which steps there, and weights come back
-        rate_of_host = host_bytes_per_s(device, replace(workload.layout, offload="parameters"), coefficients)
-        seconds = trained * (recipe.gradient_bytes + width) / rate_of_host + trained * HOST_STEP_S
-        if workload.layout.offload == "nvme":  # the states are read, and written back
-            drives = host_bytes_per_s(device, workload.layout, coefficients)
-            seconds = seconds + 2.0 * trained * recipe.optimizer_bytes / drives
+    layout = workload.layout
+    away = trained_on_host(workload, sharded=layout.zero_stage >= 1)
+    seconds = (trained - away) * copies / rate
+    if layout.offload in ("none", "experts"):
+        seconds = seconds + tensors * habits.seconds_per_tensor
+    if layout.offload != "none":  # gradients go to the host, which steps there, and weights come back
+        rate_of_host = host_bytes_per_s(device, replace(layout, offload="parameters"), coefficients)
+        seconds = seconds + away * (recipe.gradient_bytes + width) / rate_of_host + away * HOST_STEP_S
+        if layout.offload == "nvme":  # the states are read, and written back
+            drives = host_bytes_per_s(device, layout, coefficients)
+            seconds = seconds + 2.0 * away * recipe.optimizer_bytes / drives
     clip = trained * CLIP_PASSES * recipe.gradient_bytes / rate if habits.clips_gradients else 0.0
     return seconds, clip

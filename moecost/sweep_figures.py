@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from moecost import cost
 from moecost.arrays import FloatLike
+from moecost.coefficients import Coefficients
 from moecost.estimation import saved_bytes
 from moecost.lengths import mean_cut_length, padded_batch, worst_padded_length
 from moecost.memory import max_micro_batch_size, peak, shown
@@ -89,16 +90,16 @@ def figures_of(
     whole = said.is_whole
     batch = np.where(whole, said.micro_batch(largest=largest, rows=rows), 1.0)[()]
     accumulation = np.where(whole, said.accumulation(batch), 1.0)[()]
-    memory = _memory(workload, r.profile.memory, batch, worst_length)
+    memory = memory_figures(workload, r.profile.memory, batch, worst_length)
     fits = memory["device_gib"] <= workload.device.memory_bytes / GIB
     codes = np.where(whole, np.where(fits, FITS, DOES_NOT_FIT), NOT_WHOLE).astype(np.int32)
 
     epoch = schedule(rows=np.ceil(rows / ranks), micro_batch_size=batch, accumulation=accumulation)
     micro_s, its_tokens = _micro_batches(r, rank, ranks, batch, epoch, cut)
-    step_s = _step_seconds(r, workload, epoch, micro_s)
+    step_s = step_seconds(r, workload, epoch, micro_s)
     step_s = np.where(whole if r.job.on_oom == "report" else codes == FITS, step_s, np.nan)
     epoch_s = epoch.steps * step_s
-    hours = _hours(workload, r.profile, numbers.get("epochs", r.job.epochs), epoch, step_s)
+    hours = hours_of_run(workload, r.profile, numbers.get("epochs", r.job.epochs), epoch, step_s)
     usd = numbers.get("price", math.nan if usd_per_gpu_hour is None else usd_per_gpu_hour)
     return {
         "micro_batch_size": np.where(whole, batch, 0.0)[()],
@@ -123,23 +124,26 @@ def _asked(r: Resolved, numbers: Numbers, ranks: FloatLike) -> Asked:
     )
 
 
-def _memory(
+def memory_figures(
     workload: Workload, habits: MemoryHabits, batch: FloatLike, worst_length: FloatLike
 ) -> dict[str, FloatLike]:
+    """Memory at its peak with batches of some sizes, by column. [GiB]"""
     _, at = peak(workload, habits, sequences=batch, padded_length=worst_length)
     allocated, reserved, device = shown(at, habits)
     return {"allocated_gib": allocated / GIB, "reserved_gib": reserved / GIB, "device_gib": device / GIB}
 
 
-def _step_seconds(r: Resolved, workload: Workload, epoch: Schedule, micro_batch_s: FloatLike) -> FloatLike:
+def step_seconds(r: Resolved, workload: Workload, epoch: Schedule, micro_batch_s: FloatLike) -> FloatLike:
+    """Seconds of an optimizer step from those of a micro-batch. [s]"""
     _, times = passes_of_a_step(workload.layout, epoch.per_step)
     optimizer, clip = optimizer_seconds(workload, r.profile, r.coefficients)
     return times * micro_batch_s + (optimizer + clip + r.profile.run.step_overhead_s)
 
 
-def _hours(
+def hours_of_run(
     workload: Workload, profile: SoftwareProfile, epochs: FloatLike, epoch: Schedule, step_s: FloatLike
 ) -> FloatLike:
+    """Hours of the whole run from the seconds of a step. [h]"""
     saved = saved_bytes(workload, profile)
     return cost.run_hours(
         steps=run_steps(epochs=epochs, steps_an_epoch=epoch.steps),
@@ -234,9 +238,30 @@ def _timed(
     r: Resolved, rank: FloatLike | None, ranks: FloatLike, sizes: FloatLike, cut: FloatLike, per_step: FloatLike
 ) -> tuple[FloatLike, FloatLike]:
     """(seconds, tokens) of micro-batches of some sizes; the mean over the lengths they are padded to."""
-    rank, ranks, sizes, cut, per_step = (_with_support(x) for x in (rank, ranks, sizes, cut, per_step))
-    workload = _with_numbers(r.workload, rank, ranks)
+    rank, ranks, sizes, cut, per_step = (with_support(x) for x in (rank, ranks, sizes, cut, per_step))
+    return timed(r, _with_numbers(r.workload, rank, ranks), r.coefficients, sizes, cut, per_step)
+
+
+def timed(
+    r: Resolved,
+    workload: Workload,
+    coefficients: Coefficients,
+    sizes: FloatLike,
+    cut: FloatLike,
+    per_step: FloatLike,
+) -> tuple[FloatLike, FloatLike]:
+    """(seconds, tokens) of micro-batches of some sizes; arrays have a last axis for the lengths of a batch.
+
+    Parameters
+    ----------
+    r : whose data the batches are of.
+    workload, coefficients : what runs them; may be arrays as well.
+    sizes : sequences of a micro-batch.
+    cut : where queries are cut. [token]
+    per_step : micro-batches of an optimizer step.
+    """
     probability, slowest = np.ones(1), None
+    ranks = workload.layout.data_parallel
     if r.padding == "longest":
         cut, probability = _padded(r, sizes)
         if np.any(np.asarray(ranks) > 1):
@@ -244,16 +269,17 @@ def _timed(
             slowest = waited_for(probability, longest, per_step=per_step, layout=workload.layout)
     batches = Batches(sizes, cut, probability, per_step, slowest)
     tokens = (batches.tokens * probability).sum(axis=-1)
-    return micro_batch_seconds(workload, batches, r.profile, r.coefficients), tokens
+    return micro_batch_seconds(workload, batches, r.profile, coefficients), tokens
 
 
-def _with_support(value: Any) -> Any:
+def with_support(value: Any) -> Any:
     """With the last axis that the lengths of a batch run along."""
     return value if np.ndim(value) == 0 else value[..., None]
 
 
 def _padded(r: Resolved, sizes: FloatLike) -> tuple[Array, Array]:
     """(padded lengths, probability of each for every size): each size by itself, as one estimate has it."""
+    distinct, which = np.unique(np.ravel(sizes), return_inverse=True)
     found = [
         padded_batch(
             r.lengths,
@@ -262,10 +288,11 @@ def _padded(r: Resolved, sizes: FloatLike) -> tuple[Array, Array]:
             padding=r.padding,
             multiple=r.padding_multiple,
         )
-        for size in np.ravel(sizes).tolist()
+        for size in distinct.tolist()
     ]
     lengths = np.unique(np.concatenate([one.padded_length for one in found]))
-    probability = np.zeros((len(found), len(lengths)))
-    for row, one in zip(probability, found, strict=True):
+    each = np.zeros((len(found), len(lengths)))
+    for row, one in zip(each, found, strict=True):
         row[np.searchsorted(lengths, one.padded_length)] = one.probability
+    probability = each[which.ravel()]
     return lengths, probability.reshape(*np.shape(sizes)[:-1], len(lengths)) if np.ndim(sizes) else probability[0]

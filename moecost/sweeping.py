@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import json
 import math
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from contextlib import closing
 from dataclasses import dataclass
@@ -31,6 +31,7 @@ from moecost.sweep_files import to_frame, write_csv, write_parquet
 
 if TYPE_CHECKING:
     import pandas
+    from matplotlib.axes import Axes as PlotAxes
 
 MOST_ROWS: Final = 100_000_000
 """More do not fit into the memory of most machines: about 100 bytes a row."""
@@ -230,6 +231,9 @@ class Sweep:
         for column in (*self._block.figures.values(), self._block.codes):
             column.flags.writeable = False
 
+    def __reduce__(self) -> tuple[type[Sweep], tuple[Axes, Block]]:
+        return Sweep, (self.axes, self._block)  # made anew, so that a copy's columns are read-only too
+
     def __len__(self) -> int:
         return num_rows(self.axes)
 
@@ -342,6 +346,16 @@ class Sweep:
             "reasons": {why: n for why, n in zip(self._block.reasons, counts, strict=True) if why and n},
             **best,
         }
+
+    def plot(self, *, x: str, y: str, by: str | Sequence[str] | None = None, ax: PlotAxes | None = None) -> PlotAxes:
+        """One column against another, a line for each value of others (extra `[plot]`); see `plotting.lines`.
+
+        `by` that is left out: all other axes with more than one value.
+        """
+        from moecost.plotting import lines
+
+        others = [name for name, values in self.axes.items() if len(values) > 1 and name != x]
+        return lines(self, x=x, y=y, by=others if by is None else by, ax=ax)
 
     def to_pandas(self) -> pandas.DataFrame:
         """A data frame; texts as categories. Needs the extra `[sweep]`."""

@@ -60,7 +60,7 @@ class Layout:
     expert_tensor_parallel: FloatLike | None = None  # GPUs an expert is cut over; None: as tensor_parallel
     zero_stage: int = 0
     shard_group: FloatLike | None = None  # GPUs that a replica of sharded states is spread over; None: as many as can
-    offload: Literal["none", "optimizer", "parameters", "nvme"] = "none"
+    offload: Literal["none", "optimizer", "experts", "parameters", "nvme"] = "none"
     sequence_parallel: bool = False  # tensor parallelism divides the norms' tokens as well
     dispatch: Dispatch = Dispatch()
 
@@ -80,8 +80,12 @@ class Layout:
 
     @property
     def streams_weights(self) -> bool:
-        """Weights lie outside of the GPU and are read layer by layer."""
-        return self.offload in ("parameters", "nvme")
+        """Weights, at least of experts, lie outside of the GPU and are read layer by layer."""
+        return self.offload in ("experts", "parameters", "nvme")
+
+    def streams(self, use: WeightUse) -> bool:
+        """A matrix lies outside of the GPU."""
+        return self.streams_weights and (self.offload != "experts" or use.matrix.part == "expert")
 
     @property
     def holders(self) -> FloatLike:
@@ -172,6 +176,7 @@ class Recipe:
     keeps_inputs: bool = False  # 4-bit linears keep their inputs through checkpointing
     stream_bytes: float = 2.0  # an element of the residual stream
     balanced: bool = False  # the run forces its router to load all experts alike
+    density: float = 0.0  # share of the targets' weights that is trained in place; 0: adapters, or all weights
     narrow: bool = False  # operands of products are cast to 8 bits or fewer before each
     expands: bool = True  # quantized weights are expanded to the compute type for each product
     capacity_factor: float | None = None  # tokens that an expert takes, over the mean; None: all that come

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -23,3 +28,18 @@ def mixtral() -> ModelSpec:
 def blackmamba() -> ModelSpec:
     """BlackMamba-2.8B: 18 Mamba layers and 18 layers of 8 experts."""
     return ModelSpec.load("blackmamba-2.8b")
+
+
+@pytest.fixture(scope="session")
+def tool() -> Callable[[str], ModuleType]:
+    """A script of `tools/`, as a module."""
+
+    def load(name: str) -> ModuleType:
+        spec = importlib.util.spec_from_file_location(name, Path(__file__).parent.parent / "tools" / f"{name}.py")
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+
+    return load

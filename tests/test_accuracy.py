@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -13,13 +13,8 @@ ROOT = Path(__file__).parent.parent
 
 
 @pytest.fixture(scope="module")
-def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("make_accuracy", ROOT / "tools" / "make_accuracy.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def script(tool: Callable[[str], ModuleType]) -> ModuleType:
+    return tool("make_accuracy")
 
 
 @pytest.fixture(scope="module")

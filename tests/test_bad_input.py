@@ -200,9 +200,9 @@ def test_names_and_specs(field: str, value: Any) -> None:
 
 
 def test_every_field_of_a_job_is_tried_here() -> None:
-    tried = {*WHOLE, *TEXTS, "zero_stage", "epochs", "capacity_factor", "price", "compile", "sequence_parallel",
-             "forced_balance", "comm_overlap", "model", "gpu", "node", "dataset", "calibration", "model_overrides",
-             "lora_targets"}  # fmt: skip
+    tried = {*WHOLE, *TEXTS, "zero_stage", "epochs", "capacity_factor", "density", "price", "compile",
+             "sequence_parallel", "forced_balance", "comm_overlap", "model", "gpu", "node", "dataset", "calibration",
+             "model_overrides", "lora_targets"}  # fmt: skip
     assert set(Job.model_fields) <= tried
 
 

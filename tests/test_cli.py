@@ -456,7 +456,7 @@ def test_fields_are_listed_with_what_they_mean() -> None:
     status, out, err = run("fields")
     assert (status, err) == (0, "")
     assert all(f"\n{name} " in out for name in Job.model_fields)
-    assert "(full, lora, qlora, dora)" in out
+    assert "(full, lora, qlora, dora, sparse)" in out
     rows = {row["name"]: row for row in json.loads(run("fields", "--json")[1])}
     assert rows.keys() == Job.model_fields.keys()
     assert rows["lora_rank"]["default"] == 16

@@ -256,12 +256,16 @@ def test_command(files: dict[str, str]) -> None:
     assert found == expected.model_dump(mode="json")
 
 
-def test_command_on_several_gpus(files: dict[str, str]) -> None:
+def test_command_on_several_gpus(files: dict[str, str], tmp_path: Path) -> None:
     """A price in the file is that of its own GPU."""
     status, out, _ = run("compare", files["small"], "--gpu", "a40", "--gpu", "h100", "--json")
     assert status == 0
     prices = {c["label"]: c["estimate"]["usd_per_gpu_hour"] for c in json.loads(out)["candidates"]}
     assert prices == {"a40": 1.0, "h100": moecost.catalog.median_quote("h100").usd_per_gpu_hour}
+    table = tmp_path / "prices.csv"
+    table.write_text("gpu,gpu_count,market,usd_per_gpu_hour,provider\nh100,1,on_demand,7,mine\n", encoding="utf-8")
+    out = run("compare", files["small"], "--gpu", "h100", "--prices", str(table), "--json")[1]
+    assert json.loads(out)["candidates"][0]["estimate"]["usd_per_gpu_hour"] == 7
     out = run("compare", files["small"], "--gpu", "h100", "--set", "price=9", "--json")[1]
     assert json.loads(out)["candidates"][0]["estimate"]["usd_per_gpu_hour"] == 9
     out = run("compare", files["small"], files["large"], "--gpu", "a40", "--gpu", "l40s", "--json")[1]

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from moecost import hub
 from moecost.architecture import ModelSpec
 from moecost.errors import InvalidInputError, MoECostError, UnsupportedModelError
+from moecost.hub import reading as hub
 
 MODELS = Path(__file__).parent / "data" / "models"
 CONFIGS = {path.name: json.loads(path.read_text()) for path in sorted((MODELS / "configs").glob("*.json"))}

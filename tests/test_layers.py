@@ -40,7 +40,17 @@ LAYERS: list[list[str]] = [
     ],
     ["spec_files", "checked", "field_docs", "specs", "catalog"],
     ["components", "parameters", "flops"],
-    ["hub.reader", "hub.vision", "hub.decoder", "hub.families", "hub.hybrids", "hub.recent", "hub.irregular", "hub"],
+    [
+        "hub.reader",
+        "hub.vision",
+        "hub.decoder",
+        "hub.families",
+        "hub.hybrids",
+        "hub.recent",
+        "hub.irregular",
+        "hub.reading",
+        "hub",
+    ],
     ["probe_record", "software", "dataset_spec", "architecture", "calibration"],
     ["adaptation", "footprint", "operators", "step", "memory"],
     ["job", "topology", "layouts", "results", "resolution", "advice", "estimation"],
@@ -57,15 +67,16 @@ LAYERS: list[list[str]] = [
         "READERS",
     ],
     ["progress", "sweep_axes", "sweep_figures", "sweep_blocks", "sweep_files", "sweeping"],
-    ["kernel_timings", "fitting", "validation_report", "validation", "orderings", "comparing", "planning"],
+    ["plan_layouts", "plan_offers", "plan_stacks", "plan_figures", "plan_table", "plan_search", "planning"],
+    ["kernel_timings", "fitting", "validation_report", "validation", "orderings", "comparing"],
     ["accuracy", "equivalents", "serving"],
     ["watching", "callback"],
     [
         *("probe.tasks", "probe.mixtures", "probe.clock", "probe.collectives", "probe.laws", "probe.implied"),
         *("probe.machine", "probe.training", "probe"),
     ],
-    ["report", "comparison_report", "sweep_report", "plotting", "page"],
-    ["cli_prices", "cli_probe", "cli", "__main__"],
+    ["report", "comparison_report", "sweep_report", "plan_report", "plotting", "page"],
+    ["cli_prices", "cli_plan", "cli_probe", "cli", "__main__"],
     ["__init__"],
 ]
 ORDER = [name for layer in LAYERS for name in layer]
@@ -91,7 +102,8 @@ UPWARD = frozenset(
         ("architecture", "software"),
         *(("results", name) for name in ("report", "plotting", "page")),
         *(("comparing", name) for name in ("comparison_report", "plotting")),
-        ("sweeping", "sweep_report"),
+        *(("sweeping", name) for name in ("sweep_report", "plotting")),
+        *(("planning", name) for name in ("plan_report", "plotting")),
         ("job", "recipes"),
     }
 )
@@ -247,7 +259,7 @@ def test_few_modules_read_files_or_the_command_line(package: str) -> None:
     assert not wrong, wrong
 
 
-PRESENTATION = ("cli", "report", "comparison_report", "sweep_report", "plotting", "page")
+PRESENTATION = ("cli", "report", "comparison_report", "sweep_report", "plan_report", "plotting", "page")
 
 
 def test_the_library_knows_nothing_of_its_presentation() -> None:

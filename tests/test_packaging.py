@@ -108,6 +108,8 @@ def test_a_wheel_holds_all_code_and_data(wheel: Path, tree: Path) -> None:
         "moecost/data/calibrations/hf-peft.yaml",
         "moecost/data/datasets/math-14k.yaml",
         "moecost/data/published/throughput.csv",
+        "moecost/data/schemas/job.schema.json",
+        "moecost/data/schemas/estimate.schema.json",
     ):
         assert name in names
     outside = {n for n in names if not n.startswith("moecost/") and ".dist-info/" not in n}

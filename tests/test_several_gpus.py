@@ -216,6 +216,23 @@ def test_drives_are_slower_than_the_hosts_memory_which_is_slower_than_none() -> 
     assert held == sorted(held, reverse=True)
 
 
+def test_experts_in_the_hosts_memory_leave_the_gpu_and_stream_in() -> None:
+    """Mixtral: 90.2 GB of experts in 16 bits, by its config; a layer at a time streams in (MoESys, 2205.10034)."""
+    job = {"method": "lora", "lora_targets": ["q_proj"], "sequence_length": 4096, "micro_batch_size": 1,
+           "gradient_checkpointing": "full"}  # fmt: skip
+    here, away = (quiet("mistralai/Mixtral-8x7B-v0.1", "h200-141gb-sxm", offload=o, **job) for o in ("none", "experts"))
+    gb = 2**30 / 1e9
+    experts = 32 * 8 * 3 * 4096 * 14336 * 2 / 1e9
+    assert (here.memory.weights_gib - away.memory.weights_gib) * gb == pytest.approx(experts, rel=1e-6)
+    r = resolved("mistralai/Mixtral-8x7B-v0.1", "h200-141gb-sxm", offload="experts", **job)
+    link = float(r.workload.device.host_link_bytes_per_s * r.coefficients.host_link_share)
+    assert transfer_seconds(r)["weights.stream"] == pytest.approx(2 * experts * 1e9 / link, rel=1e-6)
+    assert away.step.seconds > here.step.seconds
+    full, dense = (quiet("mistralai/Mixtral-8x7B-v0.1", "b300", method="full", sequence_length=512, offload=o,
+                         micro_batch_size=1).memory for o in ("none", "experts"))  # fmt: skip
+    assert dense.optimizer_gib / full.optimizer_gib == pytest.approx(1 - experts / 2 / 46.702792704, rel=1e-6)
+
+
 def test_a_tpu_slice_is_one_fast_domain() -> None:
     """Honeycrisp-like 3B on v5p: AXLearn says 1.48 s on 512 chips and 0.47 s on 2,048 for 2,048 sequences of 4,096."""
     model = {"hidden_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 24, "num_key_value_heads": 8,

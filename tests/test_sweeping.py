@@ -679,3 +679,13 @@ def test_the_command_refuses_bad_input(job_file: Path, args: list[str], message:
 def test_values_of_an_axis_on_the_command_line() -> None:
     assert axis_values("zero-stage=null,3") == ("zero_stage", [None, 3])
     assert axis_values("gpu=a40") == ("gpu", ["a40"])
+
+
+def test_a_sweep_draws_a_line_for_each_value_of_its_other_axes() -> None:
+    pytest.importorskip("matplotlib").use("agg")
+    s = sweep(models=["mistral-7b"], gpus=["a40", "h100"], method="qlora", sequence_length=1024, num_queries=640,
+              micro_batch_size=[1, 2, 4])  # fmt: skip
+    ax = s.plot(x="micro_batch_size", y="queries_per_second")
+    drawn = {line.get_label(): np.asarray(line.get_ydata()) for line in ax.get_lines()}
+    rates = s["queries_per_second"].reshape(2, 3)
+    assert {name: drawn[name].tolist() for name in ("a40", "h100")} == {"a40": [*rates[0]], "h100": [*rates[1]]}

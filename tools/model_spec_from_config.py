@@ -15,8 +15,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from moecost import hub
 from moecost.architecture import ModelSpec
+from moecost.hub import reading as hub
 
 KEPT = frozenset({"model_type", "architectures", "sliding_window", "layer_types", "tie_word_embeddings"})
 DROPPED = frozenset({"max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length", "seq_length"})
