@@ -156,6 +156,7 @@ def probe_text(c: Calibration, width: int) -> str:
     if not kept:
         lines.append("  none")
     lines += _check_lines([t for t in record.timings if t.kind in CHECKED and t.predicted])
+    lines.append("these kernels ran alone: `moecost fit` with this file and a measured run joins both")
     for note in record.notes:
         lines += textwrap.wrap(note, width, initial_indent="NOTE: ", subsequent_indent="  ")
     return "\n".join(lines)

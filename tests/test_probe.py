@@ -113,7 +113,7 @@ def test_coefficients_of_a_known_machine_are_recovered(machine: Machine, link: s
     values = found.values(machine.architecture)
     for name in set(TRUTH) - {other}:
         assert getattr(values, name) == pytest.approx(TRUTH[name], rel=0.05), name
-        assert 0 < found.coefficients[name].log_sd < 0.15
+        assert 0 < found.coefficients[name].log_sd < 0.25
         assert found.coefficients[name].why.startswith(f"probed on {machine.device_name}")
     assert found.coefficients[other] == base.coefficients[other]
     assert found.coefficients["router_skew"] == base.coefficients["router_skew"]

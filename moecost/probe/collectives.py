@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import signal
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -84,6 +85,7 @@ def _process(rank: int, num_gpus: int, folder: str, tasks: Sequence[Task], devic
     import torch
     import torch.distributed as dist
 
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that waits for these ends them
     backend = "nccl" if device == "cuda" else "gloo"
     if device == "cuda":
         torch.cuda.set_device(rank)

@@ -47,6 +47,8 @@ KNOWN: Final = 0.3
 """A number whose logarithm the timings leave more open than this is not taken from them."""
 ALONE_LOG_SD: Final = 0.05
 """What a kernel that runs alone leaves open of the same one inside a step; a judgement."""
+STACK_LOG_SD: Final[Mapping[str, float]] = {"elementwise_bandwidth": 0.2, "launch_s": 0.2}
+"""The same of numbers that a stack has its part in, by the bytes it moves and the Python around its launches."""
 LATENCY_S: Final = 2e-5
 """Where the search for a latency starts. [s]"""
 
@@ -76,7 +78,7 @@ def calibration(record: ProbeRecord, profile: SoftwareProfile, base: Calibration
             notes.append(f"{name}={fitted[name]:.3g} was measured; {value:.3g} is the nearest that is plausible")
         coefficients[name] = Coefficient(
             value=value,
-            log_sd=math.hypot(log_sd, ALONE_LOG_SD),
+            log_sd=math.hypot(log_sd, STACK_LOG_SD.get(name, ALONE_LOG_SD)),
             why=f"{PROBED} on {record.device_name}, {record.date}",
         )
     return base.model_copy(
@@ -87,7 +89,10 @@ def calibration(record: ProbeRecord, profile: SoftwareProfile, base: Calibration
             "coefficients": coefficients,
             "covariance": {},
             "hardware_factors": _relative_factors(base, architecture, set(spreads)),
-            "notes": (f"probed coefficients over those of {base.name}", *base.notes),
+            "notes": (
+                f"coefficients of kernels that ran alone, over those of {base.name}; no run was seen of this machine",
+                *base.notes,
+            ),
             "probe": record.model_copy(
                 update={"timings": _predicted(record, profile, {**start, **fitted}), "notes": tuple(notes)}
             ),
