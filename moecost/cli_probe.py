@@ -4,6 +4,7 @@ itself."""
 from __future__ import annotations
 
 import contextlib
+import re
 import signal
 import tempfile
 import textwrap
@@ -129,7 +130,7 @@ def run_training(
 
 def default_name(device: str) -> Path:
     """Of a probe's file."""
-    return Path(f"probe-{'-'.join(device.lower().split())}.yaml")
+    return Path(f"probe-{re.sub(r'[^a-z0-9.]+', '-', device.lower())}.yaml")
 
 
 def default_run_name(job: Path) -> Path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import platform
 import subprocess
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -133,7 +134,8 @@ def versions() -> dict[str, str]:
     for name in PACKAGES:
         with contextlib.suppress(PackageNotFoundError):
             out[name] = version(name)
-    cuda = torch_module().version.cuda
+    torch = sys.modules.get("torch")
+    cuda = torch.version.cuda if torch else None
     return out | ({"cuda": str(cuda)} if cuda else {})
 
 
