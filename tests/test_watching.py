@@ -26,8 +26,8 @@ JOB = Job(model="llama-2-7b", gpu="a100-80gb-sxm", method="lora", sequence_lengt
 TINY = JOB.model_copy(
     update={
         "model": {
-            "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
-            "vocab_size": 256,
+            "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2,
+            "vocab_size": 32,
         },
     }
 )  # fmt: skip
