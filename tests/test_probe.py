@@ -233,24 +233,30 @@ def slow_run(times: float, **changes: Any) -> MeasuredRun:
     """A run on a machine with the coefficients of `TRUTH` and a stack that takes `times` as long."""
     job = Job(model="mistral-7b", gpu="a40", method="lora", sequence_length=1024, micro_batch_size=2)
     job = job.model_copy(update=changes)
-    seconds = estimate(job.model_copy(update={"calibration": probed(A40_BOX, 0.0)})).step.seconds
+    known = job.model_copy(update={"calibration": probed(A40_BOX, 0.0), "on_oom": "report"})
+    seconds = estimate(known).step.seconds
     return MeasuredRun(job=job, step_seconds=times * seconds, group=f"{job.sequence_length}")
 
 
-def test_a_probe_and_one_run_meet_the_next_run() -> None:
-    """Learnt step by step: as shipped, with the probe, with the probe and one run."""
-    probe, one = probed(A40_BOX), slow_run(1.25)
-    other = slow_run(1.25, sequence_length=2048, micro_batch_size=1, gradient_checkpointing="full")
-    assert other.step_seconds is not None
+SHORT = {"sequence_length": 64, "micro_batch_size": 1}
+LONG = {"sequence_length": 8192, "micro_batch_size": 1}
+MIXTURE = {"model": "qwen1.5-moe-a2.7b", "sequence_length": 512, "micro_batch_size": 1}
+FOUR_BITS = {"method": "qlora", "sequence_length": 128, "micro_batch_size": 1}
+
+
+@pytest.mark.parametrize("changes", [SHORT, LONG, MIXTURE, FOUR_BITS], ids=["short", "long", "mixture", "4-bit"])
+def test_a_probe_and_one_run_meet_runs_of_other_kinds(changes: dict[str, Any]) -> None:
+    """A run tells how slow a stack is, a probe what its machine is good at: kinds of work that no run was seen of."""
+    probe, one, other = probed(A40_BOX), slow_run(1.25), slow_run(1.25, **changes)
 
     def error(calibration: Calibration | None) -> float:
-        found = estimate(other.job.model_copy(update={"calibration": calibration})).step.seconds
+        found = estimate(other.job.model_copy(update={"calibration": calibration, "on_oom": "report"})).step.seconds
         return abs(found / other.step_seconds - 1)  # type: ignore[operator]
 
     learnt = fit_probed([probe], [one])
     assert error(probe) == pytest.approx(0.2, abs=0.03)  # the stack's own share of the time
-    assert error(learnt) < 0.03
-    assert error(fit([one])) > error(learnt)
+    assert error(learnt) < 0.05
+    assert error(fit([one])) > 2 * error(learnt)
     assert learnt.probe == probe.probe
     assert (learnt.base, learnt.num_runs) == (probe.name, 1)
 

@@ -49,7 +49,8 @@ def test_a_watched_loop_becomes_a_measured_run(tmp_path: Path) -> None:
             run.step(rows=2, length=512)
     (found,) = read(out)
     assert found.job == TINY.model_copy(update={"padding": "max_length"})
-    assert found.step_seconds == pytest.approx(0.02, rel=0.5)
+    assert found.step_seconds is not None
+    assert 0.02 <= found.step_seconds < 0.2  # a busy machine sleeps longer
     assert (found.outcome, found.notes, found.source_key) == ("ok", "", "own")
     record = json.loads(out.read_text())["record"]
     assert record["steps"] == 8
@@ -80,7 +81,7 @@ def test_pauses_are_no_steps() -> None:
     run.finish()
     assert run.count == 6
     assert len(run.times) == 3  # without two of warm-up, and the one with the pause
-    assert max(run.times) < 0.1
+    assert max(run.times) < 0.25
 
 
 def test_hours_and_dollars_against_the_estimate() -> None:
