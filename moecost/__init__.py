@@ -19,6 +19,7 @@ if _typing.TYPE_CHECKING:
     from moecost.measurements import MeasuredRun
     from moecost.planning import Plan, plan
     from moecost.sweeping import Sweep, sweep, sweep_to_parquet
+    from moecost.watching import Watch, watch
 
 __all__ = [
     "Calibration",
@@ -35,6 +36,7 @@ __all__ = [
     "PriceQuote",
     "SoftwareProfile",
     "Sweep",
+    "Watch",
     "compare",
     "datasets",
     "estimate",
@@ -45,6 +47,7 @@ __all__ = [
     "software_profiles",
     "sweep",
     "sweep_to_parquet",
+    "watch",
 ]
 
 _LAZY: _typing.Final = {
@@ -52,10 +55,12 @@ _LAZY: _typing.Final = {
     "MeasuredRun": "moecost.measurements",
     "Plan": "moecost.planning",
     "Sweep": "moecost.sweeping",
+    "Watch": "moecost.watching",
     "compare": "moecost.comparing",
     "plan": "moecost.planning",
     "sweep": "moecost.sweeping",
     "sweep_to_parquet": "moecost.sweeping",
+    "watch": "moecost.watching",
 }
 """Names that an estimate does not need, and where they are."""
 

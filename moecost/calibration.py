@@ -16,6 +16,7 @@ from moecost.catalog import data_folder, looks_like_path, read_yaml, write_text
 from moecost.checked import Checked
 from moecost.coefficients import COEFFICIENT_NAMES, PLAUSIBLE, Coefficients, hardware_key, slowed
 from moecost.errors import InvalidInputError, UnknownNameError
+from moecost.probe_record import ProbeRecord
 
 Share = Annotated[float, Field(ge=0)]
 
@@ -82,6 +83,7 @@ class Calibration(Checked):
     )
     data: str = ""
     notes: tuple[str, ...] = ()
+    probe: ProbeRecord | None = Field(default=None, description="the machine that it was probed on, and the timings")
 
     @model_validator(mode="before")
     @classmethod

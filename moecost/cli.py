@@ -486,6 +486,11 @@ def report(
 
 # ----------------------------------------------------------------------------------------------- measured runs
 _RUNS = typer.Argument(metavar="RUNS", help="A CSV of runs, a log, or a folder of logs.", show_default=False)
+_FIT_FILES = typer.Argument(
+    metavar="FILE...",
+    help="Runs (CSV, JSON, logs, folders of them), and YAML files of `moecost probe` to start from.",
+    show_default=False,
+)
 _FIT_SOFTWARE = _option(
     "--software", "Fit for this stack, whatever the runs name; several stacks are fitted jointly.",
     _names("software_profiles"),
@@ -500,26 +505,30 @@ SHOWN_REFUSALS: Final = 3
 
 @app.command(no_args_is_help=True)
 def fit(
-    path: Annotated[Path, _RUNS],
+    paths: Annotated[list[Path], _FIT_FILES],
     software: Annotated[str | None, _FIT_SOFTWARE] = None,
     out: Annotated[Path | None, _OUT] = None,
     name: Annotated[str | None, _NAME] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Fit a calibration to measured runs.
+    """Fit a calibration to measured runs, starting from what was probed on their machine where that is given.
 
     \b
     moecost fit my-runs.csv --software hf-peft -o mine.yaml
+    moecost fit probe.yaml my-runs.csv run.moecost.json -o mine.yaml
     moecost estimate job.yaml --set calibration=mine.yaml
     """
     from moecost import fitting
 
     if out is not None:
         _check_writable(out, (".yaml", ".yml"))
-    runs = _read_runs(path)
+    probes = [path for path in paths if path.suffix.lower() in (".yaml", ".yml")]
+    runs = [run for path in paths if path not in probes for run in _read_runs(path)]
     name = name or (out.stem if out is not None else None)
     stacks = {run.job.software for run in runs}
-    if software is None and len(stacks) > 1:
+    if probes:
+        found = fitting.fit_probed([fitting.load_probe(path) for path in probes], runs, software, name=name)
+    elif software is None and len(stacks) > 1:
         found = fitting.fit_stacks(runs, name=name or "joint")
     else:
         found = fitting.fit(runs, software, name=name)
@@ -610,6 +619,98 @@ def validate(
     if plot is not None:
         report.plot(plot)
     _write((report.to_json() if as_json else report.text(rows)) + "\n")
+
+
+# --------------------------------------------------------------------------------------------------------- probe
+_DEVICE = _option("--device", "cuda or cpu; a GPU where there is one.", _words("cuda", "cpu"))
+_PROBED_GPU = _option("--gpu", "The GPU's name or spec file, where its own is not known; `measured`: none.",
+                      _names("gpus"))  # fmt: skip
+_NODE = _option("--node", "Machine type, whose links join the GPUs.", _names("nodes"))
+_EXCHANGING = _option("--num-gpus", "GPUs that exchange with each other; 1: no exchanges.", metavar="INTEGER")
+_REPEATS = typer.Option("--repeats", help="How often each piece of work is timed.", metavar="N", min=1)
+_PROBE_OUT = typer.Option(
+    "--out", "-o", help="The file; else probe-<device>.yaml, or <job>.moecost.json.", metavar="FILE", show_default=False
+)
+_FORCE = typer.Option("--force", help="Replace the file if there is one.")
+_TRAIN = typer.Option("--train", help="Run a few steps of this job instead.", metavar="JOB.yaml", show_default=False)
+_STEPS = typer.Option("--steps", help="Optimizer steps of --train.", metavar="N")
+_LAYERS = typer.Option("--layers", help="Depth of the model of --train; as many as fit.", metavar="N", min=1,
+                       show_default=False)  # fmt: skip
+
+
+@app.command()
+def probe(
+    device: Annotated[str | None, _DEVICE] = None,
+    gpu: Annotated[str | None, _PROBED_GPU] = None,
+    node: Annotated[str | None, _NODE] = None,
+    num_gpus: Annotated[int | None, _EXCHANGING] = None,
+    software: Annotated[str, _SOFTWARE] = "hf-peft",
+    repeats: Annotated[int, _REPEATS] = 7,
+    train: Annotated[Path | None, _TRAIN] = None,
+    steps: Annotated[int, _STEPS] = 20,
+    layers: Annotated[int | None, _LAYERS] = None,
+    field: Annotated[list[str] | None, _SET] = None,
+    out: Annotated[Path | None, _PROBE_OUT] = None,
+    force: Annotated[bool, _FORCE] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Measure this machine (needs PyTorch): a calibration for it, or a short real run of a job.
+
+    Ctrl-C ends it with what there is. A file of `moecost probe` is a calibration, and what `moecost fit` starts from.
+
+    \b
+    moecost probe -o mine.yaml
+    moecost probe --train job.yaml --steps 20
+    moecost fit mine.yaml job.moecost.json -o better.yaml
+    """
+    from moecost import cli_probe
+    from moecost.probe.machine import this_machine
+    from moecost.progress import counter
+
+    def say(text: str) -> None:
+        _say("warning", text)
+
+    if train is not None:
+        return _probe_by_training(train, dict(assignment(text) for text in field or ()), out, force, as_json,
+                                  steps=steps, device=device, gpu=gpu, layers=layers)  # fmt: skip
+    if field or layers:
+        raise InvalidInputError("--set and --layers belong to --train; give it, or leave them out")
+    out = out or cli_probe.default_name(this_machine(device, gpu, node).name)
+    cli_probe.check_new_file(out, ".yaml", force)
+    with counter() as show:
+        found, written = cli_probe.run_probe(
+            out, lambda done, total, task: show(done, total, task.kind), say,
+            device=device, gpu=gpu, node=node, num_gpus=num_gpus, software=software, repeats=repeats,
+        )  # fmt: skip
+    return _write_probed(found.model_dump_json(), cli_probe.probe_text(found, _width()), out, written, as_json)
+
+
+def _probe_by_training(
+    path: Path, given: Mapping[str, Any], out: Path | None, force: bool, as_json: bool, **how: Any
+) -> None:
+    from moecost import cli_probe
+    from moecost.estimation import estimate_job
+    from moecost.progress import counter
+    from moecost.run_json import SUFFIX
+
+    job = _job_of(path, given)
+    out = out or cli_probe.default_run_name(path)
+    cli_probe.check_new_file(out, SUFFIX, force)
+    with counter() as show:
+        done, written = cli_probe.run_training(
+            job, out, lambda number, total, seconds: show(number, total, "steps"), lambda t: _say("warning", t), **how
+        )
+    assert done.run is not None
+    text = cli_probe.training_text(done, estimate_job(done.job).step.seconds, _width())
+    _write_probed(done.run.model_dump_json(), text, out, written, as_json)
+
+
+def _write_probed(json: str, text: str, out: Path, written: bool, as_json: bool) -> None:
+    """The result on stdout; where its file could not be written, all of it, so that nothing is lost."""
+    if not written:
+        _write(json + "\n")
+        raise InvalidInputError(f"{out}: could not be written; what was measured is on the standard output as JSON")
+    _write((json if as_json else f"{text}\nwritten: {out}") + "\n")
 
 
 # ------------------------------------------------------------------------------------------------------ catalogues

@@ -36,6 +36,7 @@ from moecost.coefficients import COEFFICIENT_NAMES, PLAUSIBLE, Coefficients, har
 from moecost.errors import FitError, FitWarning, MoECostError, close_matches
 from moecost.estimation import choose_batch, estimate_job, saved_bytes
 from moecost.measurements import SPEED_FIELDS, MeasuredRun
+from moecost.probe_record import PROBED
 from moecost.resolution import Epoch, Resolved, epoch, resolve
 from moecost.schedule import run_saves, run_steps
 from moecost.software import SoftwareProfile
@@ -259,6 +260,75 @@ def fit(
     return _continued(found, start, before, len(memory))
 
 
+def load_probe(path: str | Path) -> Calibration:
+    """The calibration in a file that `moecost probe` wrote.
+
+    Raises
+    ------
+    FitError : it holds another calibration, or something else.
+    """
+    found = Calibration.load(Path(path))
+    if found.probe is None:
+        raise FitError(f"{path}: is a calibration, but no probe; a fit starts from it with base=")
+    return found
+
+
+def fit_probed(
+    probes: Sequence[Calibration],
+    runs: Iterable[MeasuredRun] = (),
+    software: str | None = None,
+    *,
+    name: str | None = None,
+) -> Calibration:
+    """A calibration from what was probed on a machine and what was measured of runs there.
+
+    What was probed is what the fit starts from, with its spread; several probes of one device count by theirs. One
+    factor on the stack's time takes what a run has beyond its kernels, and one run moves it already.
+
+    Parameters
+    ----------
+    probes : of one device.
+    runs : on that device; none: the probes alone.
+    software, name : as for `fit`.
+
+    Raises
+    ------
+    FitError : no probe, probes of several devices, or runs on another GPU.
+    """
+    base = _together(probes)
+    record, runs = base.probe, list(runs)
+    assert record is not None
+    for run in runs:
+        gpu = resolve(run.job.model_copy(update={"calibration": None, "on_oom": "report"})).gpu
+        if gpu.name != record.device:
+            raise FitError(f"the probe is of {record.device}, a run of {gpu.name}: fit each GPU by itself")
+    if not runs:
+        return base if name is None else base.model_copy(update={"name": name})
+    return fit(runs, software, name=name, base=base)
+
+
+def _together(probes: Sequence[Calibration]) -> Calibration:
+    """Probes of one device as one: means of logarithms, weighted by their spreads."""
+    if not probes or any(one.probe is None for one in probes):
+        raise FitError("give at least one calibration that `moecost probe` made")
+    devices = sorted({one.probe.device for one in probes if one.probe is not None})
+    if len(devices) > 1:
+        raise FitError(f"the probes are of several devices ({', '.join(devices)}): fit each by itself")
+    last = max(probes, key=lambda one: one.date)
+    coefficients = dict(last.coefficients)
+    for coefficient in coefficients:
+        seen = [c for one in probes if (c := one.coefficients[coefficient]).why.startswith(PROBED) and c.log_sd > 0]
+        if len(seen) < 2:
+            coefficients[coefficient] = seen[0] if seen else coefficients[coefficient]
+            continue
+        weights = np.array([c.log_sd**-2 for c in seen])
+        mean = float(np.exp(np.average(np.log([c.value for c in seen]), weights=weights)))
+        # probes of one machine share what their kernels leave open: their mean is no surer than the best of them
+        log_sd = min(c.log_sd for c in seen)
+        coefficients[coefficient] = Coefficient(value=mean, log_sd=log_sd, why=f"{PROBED} in {len(seen)} probes")
+    return last.model_copy(update={"coefficients": coefficients})
+
+
 def fit_stacks(runs: Iterable[MeasuredRun], *, name: str, base: str = "hf-peft") -> Calibration:
     """One calibration for many stacks: shared coefficients with factors by architecture and by stack.
 
@@ -416,6 +486,7 @@ def _continued(found: Calibration, base: Calibration, before: float, measured_pe
             "range": spans,
             "log_sd_time": _pooled(found.log_sd_time, found.num_runs, base.log_sd_time),
             "log_sd_memory": _pooled(found.log_sd_memory, measured_peaks, base.log_sd_memory),
+            "probe": base.probe,
         }
     )
 

@@ -48,3 +48,32 @@ def progress_bar(total: int, unit: str, shown: bool | None) -> Iterator[Advance]
         yield advance
     finally:
         bar.stop()
+
+
+EVERY_S: Final = 5.0
+"""Where stderr is a file, a line is written so often. [s]"""
+
+
+@contextlib.contextmanager
+def counter() -> Iterator[Callable[[int, int, str], None]]:
+    """Gives the function that is told (number done, of all, at what), and says so on stderr.
+
+    One line that is written anew where a person looks on, else a line now and then.
+    """
+    on_terminal = sys.stderr is not None and sys.stderr.isatty()
+    last = -EVERY_S
+
+    def show(done: int, total: int, what: str) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if sys.stderr is not None and (on_terminal or now - last >= EVERY_S):
+            last = now
+            sys.stderr.write(f"\r\033[K{done}/{total} {what}" if on_terminal else f"{done}/{total} {what}\n")
+            sys.stderr.flush()
+
+    try:
+        yield show
+    finally:
+        if on_terminal:
+            sys.stderr.write("\r\033[K")
+            sys.stderr.flush()

@@ -137,7 +137,7 @@ def resolve(job: Job) -> Resolved:
     notes += profile_notes(profile)
     gpu = _gpu(job, notes)
     job = _with_habitual_dtype(job, gpu, profile, notes)
-    calibration = _calibration(job, profile)
+    calibration = _calibration(job, profile, gpu, notes)
     dataset, lengths, sequence_length, padding, num_queries = _data(job, model, notes)
     notes += _beyond_positions(model, min(sequence_length, lengths.longest))
     uses = _uses(job, model, profile, notes)
@@ -253,10 +253,17 @@ def _gpu(job: Job, notes: list[str]) -> GPUSpec:
     return gpu
 
 
-def _calibration(job: Job, profile: SoftwareProfile) -> Calibration:
+def _calibration(job: Job, profile: SoftwareProfile, gpu: GPUSpec, notes: list[str]) -> Calibration:
     if isinstance(job.calibration, Calibration):
-        return job.calibration
-    return Calibration.load(job.calibration if job.calibration is not None else profile.calibration)
+        found = job.calibration
+    else:
+        found = Calibration.load(job.calibration if job.calibration is not None else profile.calibration)
+    if found.probe is not None:
+        if why := found.probe.why_not_for(gpu.name):
+            raise InvalidInputError(f"calibration {found.name!r} cannot be used: {why}")
+        if found.probe.device != gpu.name:
+            notes.append(f"calibration {found.name!r} was probed on {found.probe.device}, not on {gpu.name}")
+    return found
 
 
 def _data(

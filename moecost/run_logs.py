@@ -16,6 +16,7 @@ from moecost.measured_run import MeasuredRun, refuse_impossible
 from moecost.recipe_keys import Keys
 from moecost.recipes import check_fields, missing_fields, read_keys, recipe_fields
 from moecost.run_files import read_json, read_run_text
+from moecost.run_json import SUFFIX, is_runs, read_runs
 from moecost.run_tables import is_table, read_table
 from moecost.trainer_files import TRAINER_FILES, TrainerRun, adapter_fields, read_trainer
 
@@ -36,13 +37,15 @@ def read_logs(path: Path, fields: Mapping[str, Any]) -> Read:
     """(runs, messages of those that were refused) of a log, or of all logs and tables in a folder."""
     check_fields(fields)
     if not os.path.isdir(path):
+        if path.suffix.lower() == ".json" and is_runs(read_json(path)):
+            return read_runs(path, fields)
         return [_refusing(path, path.parent, fields)], []
     runs: list[MeasuredRun] = []
     refused: list[str] = []
     for found in _sources(path):
         try:
-            if found.suffix.lower() == ".csv":
-                more, messages = read_table(found, fields)
+            if found.suffix.lower() == ".csv" or found.name.endswith(SUFFIX):
+                more, messages = (read_runs if found.name.endswith(SUFFIX) else read_table)(found, fields)
                 runs, refused = runs + more, refused + messages
             else:
                 runs.append(_refusing(found, path, fields))
@@ -92,9 +95,12 @@ def _sources(root: Path) -> Iterator[Path]:
             raise InvalidInputError(f"{root}: has more than {MAX_ENTRIES:,} files; read a folder further down")
         if len(here.relative_to(root).parts) >= MAX_DEPTH:
             folders.clear()
+        ours = [here / name for name in sorted(files) if name.endswith(SUFFIX)]
         state = next((here / name for name in TRAINER_FILES if name in files), None)
-        if state is not None:
+        if ours or state is not None:
             done.add(here)
+        yield from ours
+        if state is not None and not ours:  # else both tell of one run
             yield state
         checkpoints = sorted((int(m[1]), f) for f in folders if (m := _CHECKPOINT.match(f)))
         for _, name in checkpoints if here in done else checkpoints[:-1]:

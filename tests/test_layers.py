@@ -51,7 +51,7 @@ LAYERS: list[list[str]] = [
         "hub.reading",
         "hub",
     ],
-    ["software", "dataset_spec", "architecture", "calibration"],
+    ["probe_record", "software", "dataset_spec", "architecture", "calibration"],
     ["adaptation", "footprint", "operators", "step", "memory"],
     ["job", "topology", "layouts", "results", "resolution", "advice", "estimation"],
     [
@@ -70,8 +70,13 @@ LAYERS: list[list[str]] = [
     ["plan_layouts", "plan_offers", "plan_stacks", "plan_figures", "plan_table", "plan_search", "planning"],
     ["kernel_timings", "fitting", "validation_report", "validation", "orderings", "comparing"],
     ["accuracy", "equivalents", "serving"],
-    ["report", "comparison_report", "sweep_report", "plan_report", "plotting", "page", "probe"],
-    ["cli_prices", "cli_plan", "cli", "__main__"],
+    ["watching", "callback"],
+    [
+        *("probe.tasks", "probe.mixtures", "probe.clock", "probe.collectives", "probe.laws", "probe.implied"),
+        *("probe.machine", "probe.training", "probe"),
+    ],
+    ["report", "comparison_report", "sweep_report", "plan_report", "plotting", "page"],
+    ["cli_prices", "cli_plan", "cli_probe", "cli", "__main__"],
     ["__init__"],
 ]
 ORDER = [name for layer in LAYERS for name in layer]
@@ -103,7 +108,11 @@ UPWARD = frozenset(
     }
 )
 LAZY = {
-    "scipy": {"fitting", "published", "kernel_timings"},
+    "scipy": {"fitting", "published", "kernel_timings", "probe.implied"},
+    "torch": {"callback", "probe.clock", "probe.mixtures", "probe.collectives", "probe.training"},
+    "transformers": {"probe.training"},
+    "peft": {"probe.training"},
+    "bitsandbytes": {"probe.clock", "probe.training"},
     "matplotlib": {"plotting", "validation_report"},
     "pandas": {"sweep_files", "comparing", "planning"},
     "pyarrow": {"sweep_files"},
