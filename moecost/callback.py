@@ -14,9 +14,8 @@ from typing import Any, Final
 
 from moecost.architecture import ModelSpec
 from moecost.job import Job
-from moecost.recipe_keys import OPTIMIZER_NAMES
 from moecost.run_json import SUFFIX
-from moecost.storage import OPTIMIZERS
+from moecost.storage import OPTIMIZER_NAMES, OPTIMIZERS
 from moecost.watching import Watch, to_stderr, told_of
 
 ATTENTION: Final = {"flash_attention_2": "flash", "flash_attention_3": "flash", "sdpa": "sdpa", "eager": "eager"}
