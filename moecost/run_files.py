@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from moecost.errors import InvalidInputError
+from moecost.spec_files import filled_text
 
 LARGEST: Final = 1e15
 """No count, time or rate of a training run is larger."""
@@ -34,15 +35,7 @@ def read_run_text(path: str | Path) -> str:
             raise
         reason = getattr(error, "strerror", None) or str(error)
         raise InvalidInputError(f"{str(path)!r:.200}: cannot be read: {reason}") from error
-    if not raw.strip():
-        raise InvalidInputError(f"{path}: is empty")
-    try:
-        text = raw.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise InvalidInputError(f"{path}: is not UTF-8 text ({error.reason} at byte {error.start})") from error
-    if "\0" in text:
-        raise InvalidInputError(f"{path}: is not text (zero byte at {text.index(chr(0))})")
-    return text
+    return filled_text(raw, str(path))
 
 
 def read_json(path: str | Path) -> dict[str, Any]:

@@ -44,10 +44,24 @@ def read_text(path: str | Path) -> str:
         raise InvalidInputError(f"{str(path)!r}: cannot be read: {reason}") from error
     if len(raw) > MAX_FILE_BYTES:
         raise InvalidInputError(f"{path}: is larger than {MAX_FILE_BYTES:,} bytes, too large for a file of this kind")
+    return _decoded(raw, str(path))
+
+
+def filled_text(raw: bytes, where: str) -> str:
+    """UTF-8 text of a table or log, of which something is there, and which holds no zero byte."""
+    if not raw.strip():
+        raise InvalidInputError(f"{where}: is empty")
+    text = _decoded(raw, where)
+    if "\0" in text:
+        raise InvalidInputError(f"{where}: is not text (zero byte at {text.index(chr(0))})")
+    return text
+
+
+def _decoded(raw: bytes, where: str) -> str:
     try:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise InvalidInputError(f"{path}: is not UTF-8 text ({error.reason} at byte {error.start})") from error
+        raise InvalidInputError(f"{where}: is not UTF-8 text ({error.reason} at byte {error.start})") from error
 
 
 def write_text(path: str | Path, text: str) -> None:

@@ -21,6 +21,7 @@ from typing import IO, Final
 from moecost.errors import InvalidInputError
 from moecost.prices.rows import RowError
 from moecost.sources import UNDATED
+from moecost.spec_files import filled_text
 
 MAX_TABLE_BYTES: Final = 64_000_000
 """A row of SkyPilot's table of AWS takes 300 bytes: room for 200,000."""
@@ -195,12 +196,4 @@ def _text(stream: IO[bytes], where: str, limit: int) -> str:
     raw = stream.read(limit + 1)
     if len(raw) > limit:
         raise InvalidInputError(f"{where}: has more than {limit:,} bytes, too many for a price table")
-    if not raw.strip():
-        raise InvalidInputError(f"{where}: is empty")
-    try:
-        text = raw.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise InvalidInputError(f"{where}: is not UTF-8 text ({error.reason} at byte {error.start})") from None
-    if "\0" in text:
-        raise InvalidInputError(f"{where}: is not text (zero byte at {text.index(chr(0))})")
-    return text
+    return filled_text(raw, where)
