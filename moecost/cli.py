@@ -534,7 +534,7 @@ def fit(
         found = fitting.fit(runs, software, name=name)
     if out is not None:
         found.save(out)
-    _write(found.model_dump_json(indent=2) + "\n" if as_json else _fit_text(found, out))
+    _write(found.model_dump_json(indent=2) + "\n" if as_json else _fit_text(found, out, _width()))
 
 
 def _read_runs(path: Path) -> Runs:
@@ -559,23 +559,23 @@ def _check_writable(path: Path, suffixes: Sequence[str] = (), what: str = "a cal
         raise InvalidInputError(f"{path}: cannot be written: " + ("is a folder" if path.is_dir() else "no such folder"))
 
 
-def _fit_text(c: Calibration, out: Path | None) -> str:
+def _fit_text(c: Calibration, out: Path | None, width: int) -> str:
     import textwrap
 
-    from moecost.report import WIDTH, percent, significant
+    from moecost.report import percent, significant
 
     lines = [f"CALIBRATION {c.name}: fitted on {c.num_runs} runs, base {c.software}"]
     names = {name: c.coefficients[name] for name in sorted(c.coefficients, key=lambda n: not c.coefficients[n].fitted)}
     for name, found in names.items():
         head = f"  {name:<24}{found.value:>10.4g}  "
         why = f"fitted, spread {percent(found.log_sd)}" if found.fitted else f"held: {found.why or 'no reason given'}"
-        lines += textwrap.wrap(why, WIDTH, initial_indent=head, subsequent_indent=" " * len(head))
+        lines += textwrap.wrap(why, width, initial_indent=head, subsequent_indent=" " * len(head))
     for name, factors in c.hardware_factors.items():
-        lines += textwrap.wrap(f"{name} by hardware: {_factors(factors)}", WIDTH, initial_indent="  ",
-                               subsequent_indent="    ")  # fmt: skip
+        lines += textwrap.wrap(f"{name} by hardware: {_factors(factors)}", width, initial_indent="  ",
+                               subsequent_indent="    ", break_on_hyphens=False)  # fmt: skip
     if c.software_factors:
-        lines += textwrap.wrap(f"time by stack: {_factors(c.software_factors)}", WIDTH, initial_indent="  ",
-                               subsequent_indent="    ")  # fmt: skip
+        lines += textwrap.wrap(f"time by stack: {_factors(c.software_factors)}", width, initial_indent="  ",
+                               subsequent_indent="    ", break_on_hyphens=False)  # fmt: skip
     lines.append("ERRORS: mean |predicted / measured - 1|")
     if c.base_error is not None:
         lines.append(f"  {'before the fit':<24}{percent(c.base_error):>10}  with {c.base}")
@@ -585,11 +585,12 @@ def _fit_text(c: Calibration, out: Path | None) -> str:
         lines.append("  no runs could be left out: there is one group of them")
     else:
         head = f"  {'runs left out':<24}{percent(c.cross_validated_error):>10}  "
-        lines += textwrap.wrap(c.cross_validated_by, WIDTH, initial_indent=head, subsequent_indent=" " * len(head))
+        lines += textwrap.wrap(c.cross_validated_by, width, initial_indent=head, subsequent_indent=" " * len(head))
     lines.append(f"  {'spread of a new run':<24}{percent(c.log_sd_time):>10}  of time")
     lines.append(f"  {'':<24}{percent(c.log_sd_memory):>10}  of memory")
-    lines.append("RANGE: " + ", ".join(f"{k} {significant(a)} to {significant(b)}" for k, (a, b) in c.range.items()))
-    lines += textwrap.wrap("; ".join(c.notes), WIDTH, initial_indent="NOTES: ", subsequent_indent="  ")
+    ranges = ", ".join(f"{k} {significant(a)} to {significant(b)}" for k, (a, b) in c.range.items())
+    lines += textwrap.wrap(f"RANGE: {ranges}", width, subsequent_indent="  ")
+    lines += textwrap.wrap("; ".join(c.notes), width, initial_indent="NOTES: ", subsequent_indent="  ")
     lines.append("not written; -o mine.yaml keeps it" if out is None else f"written: {out}")
     return "\n".join(lines) + "\n"
 
@@ -618,7 +619,7 @@ def validate(
     report = validation.validate(_read_runs(path), calibration)
     if plot is not None:
         report.plot(plot)
-    _write((report.to_json() if as_json else report.text(rows)) + "\n")
+    _write((report.to_json() if as_json else report.text(rows, _width())) + "\n")
 
 
 # --------------------------------------------------------------------------------------------------------- probe

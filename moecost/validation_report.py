@@ -20,6 +20,9 @@ from moecost.checked import Checked
 from moecost.errors import InvalidInputError, UnsupportedError, close_matches
 
 LEVEL: Final = 0.8
+WIDTH: Final = 100
+MIN_WIDTH: Final = 75
+"""Columns of a terminal, of a table of one figure and of a run's line."""
 WORST: Final = 5
 """Rows that are shown beneath the tables."""
 REASONS: Final = 5
@@ -252,11 +255,12 @@ class Report(Checked):
         return self.model_dump_json(indent=indent)
 
     def __str__(self) -> str:
-        return "\n".join(_text(self, WORST))
+        return self.text()
 
-    def text(self, worst: int = WORST) -> str:
-        """The tables, with as many of the worst rows as asked for."""
-        return "\n".join(_text(self, worst))
+    def text(self, worst: int = WORST, width: int = WIDTH) -> str:
+        """The tables in at most `width` columns (and at least `MIN_WIDTH`), with as many of the worst rows as asked."""
+        width = max(width, MIN_WIDTH)
+        return "\n".join(_text(self, worst, width))
 
     def plot(self, path: str | Path | None = None) -> Any:
         """Predicted against measured on logarithmic axes, a panel a figure; a Matplotlib figure.
@@ -273,22 +277,24 @@ def _overall_name(row: Row) -> str:
 
 
 # ---------------------------------------------------------------------------------------------------------- text
-WIDTH: Final = 100
 _NAME: Final = 24
 _HEAD: Final = f"{'runs':>6}{'median':>8}{'mean':>8}{'bias':>8}{'inside':>8}"
 
 
-def _text(report: Report, worst: int) -> Iterable[str]:
+def _text(report: Report, worst: int, width: int) -> Iterable[str]:
     if not report.rows and not report.outcomes:
         yield "MEASURED AGAINST PREDICTED: no run could be compared"
-        yield from _refused_text(report)
+        yield from _refused_text(report, width)
         return
     runs = len({(row.source, row.id) if row.id else (id(row),) for row in (*report.rows, *report.outcomes)})
     sources = {row.source for row in (*report.rows, *report.outcomes)}
     yield f"MEASURED AGAINST PREDICTED: {_some(runs, 'run')} of {_some(len(sources), 'source')}"
-    yield "  error |predicted / measured - 1|, bias its median with its sign (speed as time: + is too slow),"
-    yield f"  inside: share of measured values within their {100 * report.level:g} % interval"
-    yield from textwrap.wrap(report.how, WIDTH, initial_indent="  ", subsequent_indent="  ")
+    meant = (
+        "error |predicted / measured - 1|, bias its median with its sign (speed as time: + is too slow), "
+        f"inside: share of measured values within their {100 * report.level:g} % interval"
+    )
+    for said in (meant, report.how):
+        yield from textwrap.wrap(said, width, initial_indent="  ", subsequent_indent="  ")
     if report.rows:
         yield ""
         yield f"{'':<{_NAME}}{_HEAD}"
@@ -298,25 +304,28 @@ def _text(report: Report, worst: int) -> Iterable[str]:
         missed = f"{o.runs - o.right} predicted {wrong}, {o.close} of them within the interval"
         yield f"{said:<{_NAME}}{o.runs:>6}  {missed}"
     for key in GROUPS:
-        yield from _group_text(report, key)
-    yield from _worst_text(report.worst(worst))
-    yield from _refused_text(report)
+        yield from _group_text(report, key, width)
+    yield from _worst_text(report.worst(worst), width)
+    yield from _refused_text(report, width)
 
 
-def _group_text(report: Report, key: str) -> Iterable[str]:
+def _group_text(report: Report, key: str, width: int) -> Iterable[str]:
+    """Speed and memory beside each other where there is room, else below each other."""
     found: dict[str, dict[str, Summary]] = {}
     for s in report.by(key):
         found.setdefault(s.name, {})[s.figure] = s
     figures = [f for f in ("speed", "memory") if any(f in of for of in found.values())]
     if len(found) < 2 or not figures:
         return
-    yield ""
-    yield f"{f'BY {key.upper()}':<{_NAME}}" + "".join(f"{figure:>38}" for figure in figures)
-    yield f"{'':<{_NAME}}" + _HEAD * len(figures)
-    for name, of in found.items():
-        cells = "".join(_cells(of[figure]) if figure in of else " " * 38 for figure in figures)
-        if cells.strip():
-            yield f"{_short(name, _NAME - 1):<{_NAME}}{cells}".rstrip()
+    together = [figures] if _NAME + len(_HEAD) * len(figures) <= width else [[figure] for figure in figures]
+    for beside in together:
+        yield ""
+        yield f"{f'BY {key.upper()}':<{_NAME}}" + "".join(f"{figure:>{len(_HEAD)}}" for figure in beside)
+        yield f"{'':<{_NAME}}" + _HEAD * len(beside)
+        for name, of in found.items():
+            cells = "".join(_cells(of[figure]) if figure in of else " " * len(_HEAD) for figure in beside)
+            if cells.strip():
+                yield f"{_short(name, _NAME - 1):<{_NAME}}{cells}".rstrip()
 
 
 def _cells(s: Summary) -> str:
@@ -324,7 +333,7 @@ def _cells(s: Summary) -> str:
     return f"{s.runs:>6}{_percent(s.median_error):>8}{_percent(s.mean_error):>8}{_percent(s.bias):>8}{inside:>8}"
 
 
-def _worst_text(rows: Sequence[Row]) -> Iterable[str]:
+def _worst_text(rows: Sequence[Row], width: int) -> Iterable[str]:
     if not rows:
         return
     yield ""
@@ -332,17 +341,21 @@ def _worst_text(rows: Sequence[Row]) -> Iterable[str]:
     for row in rows:
         figures = f"{row.measured:>10.4g}{row.predicted:>10.4g}  {UNITS[row.figure]:<9}{_percent(row.error):>8}"
         about = f"{row.model}, {row.num_gpus} x {row.gpu}, {row.method}"
-        yield f"{_short(row.id or row.source, _NAME - 1):<{_NAME}}{row.figure:<8}{figures}  {_short(about, 27)}"
+        line = f"{_short(row.id or row.source, _NAME - 1):<{_NAME}}{row.figure:<8}{figures}"
+        if width < WIDTH:
+            yield from (line, f"    {_short(about, width - 4)}")
+        else:
+            yield f"{line}  {_short(about, width - len(line) - 2)}"
 
 
-def _refused_text(report: Report) -> Iterable[str]:
+def _refused_text(report: Report, width: int) -> Iterable[str]:
     if not report.refused:
         return
     yield ""
     yield f"WITHOUT A PREDICTION: {_some(len(report.refused), 'run')}"
     counts = Counter(r.reason for r in report.refused)
     for reason, count in counts.most_common(REASONS):
-        yield f"  {count:>4}  {_short(reason, 92)}"
+        yield f"  {count:>4}  {_short(reason, width - 8)}"
     if len(counts) > REASONS:
         yield f"  {sum(n for _, n in counts.most_common()[REASONS:]):>4}  for {len(counts) - REASONS} other reasons"
 

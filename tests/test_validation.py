@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -245,6 +246,13 @@ def test_text_is_a_table_of_at_most_100_columns(report: Report) -> None:
         assert any(line.startswith(said) for line in lines)
     assert "BY METHOD" not in str(report)  # all are of one method
     assert "FARTHEST" not in report.text(0)
+
+
+@pytest.mark.parametrize("width", [75, 80, 99])
+def test_text_fits_a_narrow_terminal_and_says_the_same(report: Report, width: int) -> None:
+    narrow = report.text(width=width)
+    assert max(map(len, narrow.splitlines())) <= width
+    assert set(re.findall(r"[0-9.]+ %", str(report))) == set(re.findall(r"[0-9.]+ %", narrow))
 
 
 def test_json_there_and_back(report: Report) -> None:
