@@ -302,7 +302,8 @@ def _text(report: Report, worst: int, width: int) -> Iterable[str]:
     for o in report.by_outcome:
         said, wrong = ("ran", "as not fitting") if o.measured == "ok" else ("out of memory", "as fitting")
         missed = f"{o.runs - o.right} predicted {wrong}, {o.close} of them within the interval"
-        yield f"{said:<{_NAME}}{o.runs:>6}  {missed}"
+        head = f"{said:<{_NAME}}{o.runs:>6}  "
+        yield from textwrap.wrap(missed, width, initial_indent=head, subsequent_indent=" " * len(head))
     for key in GROUPS:
         yield from _group_text(report, key, width)
     yield from _worst_text(report.worst(worst), width)
