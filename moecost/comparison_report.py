@@ -58,7 +58,11 @@ def _lines(c: Comparison, width: int) -> Iterator[str]:
     yield _line("", columns, sizes, label)
     for x in c.candidates:
         found = cells(x)
-        yield _line(_cut(printable(x.label), label), [found[name] for name in columns], sizes, label)
+        name = printable(x.label)
+        if len(name) > label:  # in whole, above its figures
+            yield from wrapped(name, width, indent="  ", hang="    ")
+            name = ""
+        yield _line(name, [found[column] for column in columns], sizes, label)
         yield from wrapped(x.reason, width, indent="    ", hang="    ")
     for note in c.notes:
         yield from wrapped(note, width, indent="NOTE: ", hang="  ")
@@ -72,10 +76,6 @@ def _sizes(c: Comparison, columns: tuple[str, ...]) -> list[int]:
 def _line(name: str, found: list[str] | tuple[str, ...], sizes: list[int], label: int) -> str:
     out = f"  {name:<{label}}" + "".join(f"  {cell:>{size}}" for cell, size in zip(found, sizes, strict=True))
     return out.rstrip()
-
-
-def _cut(text: str, size: int) -> str:
-    return text if len(text) <= size else text[: max(size - 3, 0)] + "..."[:size]
 
 
 # ---------------------------------------------------------------------------------------------------------- HTML

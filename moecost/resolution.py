@@ -229,6 +229,10 @@ def _profile(job: Job, model: ModelSpec, notes: list[str]) -> SoftwareProfile:
     return stack.for_run(model.model_type, (*(["compile"] if job.compile else []), *kernels))
 
 
+OF_EXPERTS: Final = ("capacity_factor", "moe_dispatch", "forced_balance")
+"""Fields that say how tokens reach routed experts."""
+
+
 def _model(job: Job, notes: list[str]) -> ModelSpec:
     model = ModelSpec.load(job.model)
     if job.model_overrides:
@@ -243,6 +247,9 @@ def _model(job: Job, notes: list[str]) -> ModelSpec:
             raise InvalidInputError(
                 f"num_experts_per_tok={k}: {model.name} has {min(sizes)} experts a layer; use 1 to {min(sizes)}"
             )
+    of_experts = [name for name in OF_EXPERTS if getattr(job, name)]
+    if of_experts and not any(layers.experts for layers in model.quantities().layers):
+        notes.append(f"{', '.join(of_experts)} change nothing: {model.name} has no routed experts")
     return model
 
 

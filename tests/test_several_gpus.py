@@ -192,6 +192,13 @@ def test_experts_of_a_dense_model_are_refused(field: str) -> None:
         estimate(LLAMA, "h100", sequence_length=512, method="lora", num_gpus=8, **{field: 8})
 
 
+def test_fields_of_routed_experts_change_nothing_about_a_dense_model_and_a_note_says_so() -> None:
+    job = {"sequence_length": 512, "method": "lora", "num_gpus": 8, "micro_batch_size": 1}
+    given = quiet(LLAMA, "h100", capacity_factor=1.25, moe_dispatch="deepep", **job)
+    assert given.step == quiet(LLAMA, "h100", **job).step
+    assert any(n.startswith("capacity_factor, moe_dispatch change nothing: ") for n in given.notes)
+
+
 def test_a_misspelt_machine_type_is_refused_on_one_gpu_too() -> None:
     with pytest.raises(MoECostError, match=r"did you mean.*p5\.48xlarge"):
         estimate(LLAMA, "h100", sequence_length=512, method="lora", node="p5.48xlarg")
