@@ -48,13 +48,12 @@ class MoECostCallback:
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **others: Any) -> None:
         """Begin to watch."""
+        self._end(complete=False, outcome=None)  # a run before this one, which raised
         try:
-            told = self.job if self.job is not None else trainer_fields(args, state, model) | self.fields
-            if isinstance(told, Job) and self.fields:
-                told = told.model_copy(update=self.fields)
+            told = self._told(args, state, model)
             out = self.out or Path(args.output_dir) / f"run{SUFFIX}"
             quiet = not state.is_world_process_zero
-            self.watch = Watch(told, steps=state.max_steps or None, out=out, quiet=quiet, **self.how)
+            self.watch = Watch(told, steps=_steps_left(state), out=out, quiet=quiet, **self.how)
             self.watch.start()
             if model is not None and not getattr(args, "torch_compile", False):  # a hook would be compiled as well
                 self.hook = model.register_forward_pre_hook(self._seen, with_kwargs=True)
@@ -85,11 +84,23 @@ class MoECostCallback:
 
     def on_train_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         """Write the measured run."""
+        self._end(complete=state.global_step >= state.max_steps, outcome="ok")
+
+    def _end(self, complete: bool, outcome: str | None) -> None:
         if self.hook is not None:
             self.hook.remove()
             self.hook = None
         if self.watch is not None:
-            self.watch.finish(complete=state.global_step >= state.max_steps)
+            self.watch.finish(complete=complete, outcome=outcome)
+
+    def _told(self, args: Any, state: Any, model: Any) -> Job | dict[str, Any]:
+        """The job that was given, or what the Trainer tells of it, with the fields that were given beside it."""
+        if self.job is None:
+            return trainer_fields(args, state, model) | self.fields
+        if isinstance(self.job, Mapping):
+            return dict(self.job) | self.fields
+        job = self.job if isinstance(self.job, Job) else Job.from_yaml(self.job)
+        return Job(**{**{name: getattr(job, name) for name in job.model_fields_set}, **self.fields})
 
     def __getattr__(self, name: str) -> Any:
         """All other events of the Trainer, those of later releases too."""
@@ -103,6 +114,11 @@ def _nothing(*args: Any, **kwargs: Any) -> None:
 
 
 # ------------------------------------------------------------------------------------------ what the Trainer tells
+def _steps_left(state: Any) -> int | None:
+    """Of a run that goes on from a checkpoint, those that it still has before it."""
+    return max(state.max_steps - state.global_step, 0) or None
+
+
 def trainer_fields(args: Any, state: Any, model: Any) -> dict[str, Any]:
     """Fields of `Job` that a Trainer's arguments and model tell; no `gpu` where it runs on none.
 

@@ -628,13 +628,15 @@ _PROBED_GPU = _option("--gpu", "The GPU's name or spec file, where its own is no
                       _names("gpus"))  # fmt: skip
 _NODE = _option("--node", "Machine type, whose links join the GPUs.", _names("nodes"))
 _EXCHANGING = _option("--num-gpus", "GPUs that exchange with each other; 1: no exchanges.", metavar="INTEGER")
-_REPEATS = typer.Option("--repeats", help="How often each piece of work is timed.", metavar="N", min=1)
+_REPEATS = typer.Option(
+    "--repeats", help="How often each piece of work is timed; 7.", metavar="N", min=1, show_default=False
+)
 _PROBE_OUT = typer.Option(
     "--out", "-o", help="The file; else probe-<device>.yaml, or <job>.moecost.json.", metavar="FILE", show_default=False
 )
 _FORCE = typer.Option("--force", help="Replace the file if there is one.")
 _TRAIN = typer.Option("--train", help="Run a few steps of this job instead.", metavar="JOB.yaml", show_default=False)
-_STEPS = typer.Option("--steps", help="Optimizer steps of --train.", metavar="N")
+_STEPS = typer.Option("--steps", help="Optimizer steps of --train; 20.", metavar="N", show_default=False)
 _LAYERS = typer.Option("--layers", help="Depth of the model of --train; as many as fit.", metavar="N", min=1,
                        show_default=False)  # fmt: skip
 
@@ -646,9 +648,9 @@ def probe(
     node: Annotated[str | None, _NODE] = None,
     num_gpus: Annotated[int | None, _EXCHANGING] = None,
     software: Annotated[str, _SOFTWARE] = "hf-peft",
-    repeats: Annotated[int, _REPEATS] = 7,
+    repeats: Annotated[int | None, _REPEATS] = None,
     train: Annotated[Path | None, _TRAIN] = None,
-    steps: Annotated[int, _STEPS] = 20,
+    steps: Annotated[int | None, _STEPS] = None,
     layers: Annotated[int | None, _LAYERS] = None,
     field: Annotated[list[str] | None, _SET] = None,
     out: Annotated[Path | None, _PROBE_OUT] = None,
@@ -672,16 +674,20 @@ def probe(
         _say("warning", text)
 
     if train is not None:
-        return _probe_by_training(train, dict(assignment(text) for text in field or ()), out, force, as_json,
-                                  steps=steps, device=device, gpu=gpu, layers=layers)  # fmt: skip
-    if field or layers:
-        raise InvalidInputError("--set and --layers belong to --train; give it, or leave them out")
+        if node or num_gpus or repeats is not None:
+            raise InvalidInputError("--node, --num-gpus and --repeats are not for --train, which runs on one GPU")
+        given = dict(assignment(text) for text in field or ())
+        return _probe_by_training(train, given, out, force, as_json, steps=20 if steps is None else steps,
+                                  device=device, gpu=gpu, layers=layers)  # fmt: skip
+    if field or layers or steps is not None:
+        raise InvalidInputError("--set, --steps and --layers belong to --train; give it, or leave them out")
     out = out or cli_probe.default_name(this_machine(device, gpu, node).name)
     cli_probe.check_new_file(out, ".yaml", force)
     with counter() as show:
         found, written = cli_probe.run_probe(
             out, lambda done, total, task: show(done, total, task.kind), say,
-            device=device, gpu=gpu, node=node, num_gpus=num_gpus, software=software, repeats=repeats,
+            device=device, gpu=gpu, node=node, num_gpus=num_gpus, software=software,
+            **({} if repeats is None else {"repeats": repeats}),
         )  # fmt: skip
     return _write_probed(found.model_dump_json(), cli_probe.probe_text(found, _width()), out, written, as_json)
 

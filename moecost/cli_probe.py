@@ -99,6 +99,8 @@ def run_probe(out: Path, told: Callable[[int, int, Task], object], say: Say, **h
 
     with ended_politely():
         found = probe_machine(told=told, keep=keep, **how)
+    if found.probe is None or not found.probe.timings:
+        raise InvalidInputError("the probe was ended before anything was timed; nothing is kept")
     found = found.model_copy(update={"name": out.stem})
     return found, keeper.keep()
 

@@ -270,6 +270,8 @@ def load_probe(path: str | Path) -> Calibration:
     found = Calibration.load(Path(path))
     if found.probe is None:
         raise FitError(f"{path}: is a calibration, but no probe; a fit starts from it with base=")
+    if found.base:
+        raise FitError(f"{path}: was fitted to runs from {found.base} already; give the probe's own file, and all runs")
     return found
 
 

@@ -165,3 +165,10 @@ def _peak(job: Job) -> tuple[float, str, str]:
     except UnsupportedError:  # emulated: not faster than the fastest of the types it has
         dtype = max(gpu.peak_tflops_dense, key=lambda kind: gpu.peak_tflops_dense[kind] if kind != "int8" else 0.0)
         return gpu.peak_flops_per_s(dtype) * job.num_gpus, dtype, gpu.name
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether an error means that memory ran out; PyTorch's CPU allocator and older releases say so in words alone."""
+    said = str(error).lower()
+    named = isinstance(error, MemoryError) or "OutOfMemory" in type(error).__name__
+    return named or "out of memory" in said or "can't allocate memory" in said

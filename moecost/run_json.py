@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from moecost.architecture import ModelSpec
 from moecost.catalog import write_text
 from moecost.errors import InvalidInputError, MoECostError
 from moecost.job import Job
 from moecost.measured_run import MeasuredRun, refuse_impossible
 from moecost.run_files import read_json
+from moecost.specs import GPUSpec
 
 SUFFIX: Final = ".moecost.json"
 """By which a folder's files are known."""
@@ -33,6 +36,13 @@ def _plain(run: MeasuredRun) -> dict[str, Any]:
     """What was given of a run; specs and data sets are written out."""
     fields = run.model_dump(mode="json", exclude={"job"}, exclude_defaults=True)
     job = run.job.model_dump(mode="json", include=set(run.job.model_fields_set), exclude_none=True)
+    for name, kind in (
+        ("model", ModelSpec),
+        ("gpu", GPUSpec),
+    ):  # where this is read, a file may be gone
+        if isinstance(job.get(name), str) and Path(job[name]).is_file():
+            with contextlib.suppress(MoECostError):
+                job[name] = kind.load(job[name]).model_dump(mode="json")
     return {"job": job, **fields}
 
 

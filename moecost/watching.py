@@ -25,7 +25,7 @@ import numpy as np
 
 from moecost.errors import InvalidInputError
 from moecost.job import Job
-from moecost.measured_run import MeasuredRun
+from moecost.measured_run import MeasuredRun, out_of_memory
 from moecost.results import Estimate
 from moecost.run_json import SUFFIX, write_runs
 from moecost.units import GIB, HOUR
@@ -84,27 +84,30 @@ class Watch:
         level: float = 0.8,
         quiet: bool | None = None,
     ) -> None:
+        if steps is not None and steps < 1:
+            raise InvalidInputError(f"steps={steps!r:.80} must be 1 or more, or None where it is not known")
+        if not 0.0 < level < 1.0:
+            raise InvalidInputError(f"level={level!r:.80} must lie between 0 and 1")
         self.job, self.fields = _job(job)
         self.steps, self.every, self.level = steps, every, level
         self.quiet = os.environ.get("RANK", "0") != "0" if quiet is None else quiet  # one process of a run speaks
         self.say = say or to_stderr
         self.out = None if out is None or self.quiet else Path(out)
         self.estimate: Estimate | None = None
-        self.broken = self.done = self.told_outside = self.disk_failed = False
-        self.own_seconds = 0.0
+        self.broken = self.done = self.told_outside = self.disk_failed = self.kept = False
+        self.own_seconds = self.paused = 0.0
         self.shapes: Counter[tuple[int, int]] = Counter()
         self.times = array.array("d")
         self.count = 0
         self.started = self.last = self.shown = time.perf_counter()
-        self.interrupted = False
+        self.ended: float | None = None
+        self.estimated: Job | None = None
         self.thread: threading.Thread | None = None
 
     # ------------------------------------------------------------------------------------------- what the loop tells
     @_safely
     def start(self) -> None:
         """The first step begins."""
-        if self.out is not None:
-            self.out = free_name(self.out)
         self.started = self.last = self.shown = time.perf_counter()
         atexit.register(self._at_exit)
         if self.job is not None:
@@ -123,10 +126,10 @@ class Watch:
             self.batch(rows, length)
         now = time.perf_counter()
         self.count += 1
-        if self.count > WARM_UP and not self.interrupted:
+        if self.count > WARM_UP:
             self.times.append(now - self.last)
-        self.last, self.interrupted = now, False
-        if self.count == WARM_UP + 1 and self.thread is None:
+        self.last = now
+        if self.count == WARM_UP + 1 and self._known_job() != self.estimated:  # the batches differ from what was told
             self._estimate_beside()
         if now - self.shown >= self.every:
             self.shown = now
@@ -135,24 +138,34 @@ class Watch:
 
     @_safely
     def pause(self) -> None:
-        """Something else than a step was done (an evaluation, a checkpoint): the time up to the next step's end does
-        not count."""
-        self.interrupted = True
+        """Something else than a step has been done (an evaluation, a checkpoint): the time since the last step's end
+        belongs to no step."""
+        now = time.perf_counter()
+        self.paused += now - self.last
+        self.last = now
 
     @_safely
     def finish(self, complete: bool = True, outcome: str | None = "ok") -> None:
-        """The run has ended: the last word is said, and the measured run written."""
+        """The run has ended: the last word is said, and the measured run written.
+
+        Parameters
+        ----------
+        complete : it came to its end; else it ended with the last step that was told.
+        outcome : `ok`, `oom`, or None where nobody knows.
+        """
         if self.done:
             return
         self.done = True
+        self.ended = time.perf_counter() if complete else self.last
         atexit.unregister(self._at_exit)
         if self.thread is not None:
             self.thread.join(JOIN_S)
         if self.count:
             self._show()
         self._keep(complete=complete, outcome=outcome)
-        if self.out is not None and not self.disk_failed and self.out.exists():
-            self._tell(f"measured run written: {self.out}; `moecost fit {self.out}` learns from it")
+        if self.kept and not self.disk_failed:
+            use = f"; `moecost fit {self.out}` learns from it" if self.times and self.estimate is not None else ""
+            self._tell(f"measured run written: {self.out}{use}")
 
     def __enter__(self) -> Self:
         self.start()
@@ -161,38 +174,72 @@ class Watch:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        out_of_memory = kind is not None and "OutOfMemory" in kind.__name__
-        self.finish(complete=kind is None, outcome="oom" if out_of_memory else "ok")
+        outcome = "ok" if error is None else "oom" if out_of_memory(error) else None
+        self.finish(complete=error is None and (self.steps is None or self.count >= self.steps), outcome=outcome)
 
     def _at_exit(self) -> None:
         """The process ends in the middle of the run."""
-        self.finish(complete=False)
+        self.finish(complete=False, outcome=None)
 
     # -------------------------------------------------------------------------------------------------- the estimate
     def _estimate_beside(self) -> None:
         """In a thread of its own, so that the loop never waits for it."""
-        self.thread = threading.Thread(target=self._estimate, name="moecost-estimate", daemon=True)
+        self.estimated = self._known_job()
+        self.thread = threading.Thread(
+            target=self._estimate, args=(self.estimated,), name="moecost-estimate", daemon=True
+        )
         self.thread.start()
 
-    def _estimate(self) -> None:
+    def _estimate(self, job: Job | None) -> None:
         try:
             from moecost.estimation import estimate_job
 
-            job = self._known_job()
-            if job is not None:
-                self.estimate = estimate_job(job.model_copy(update={"on_oom": "report"}))
-                self.job = job
+            if job is None:
+                return
+            found = estimate_job(job.model_copy(update={"on_oom": "report"}))
+            if threading.current_thread() is not self.thread:  # overtaken by one that knows more
+                return
+            self.estimate = found
+            if not found.fits:
+                memory = found.memory
+                self._tell(
+                    f"by the estimate this job does not fit: {memory.device_gib:.1f} GiB of {memory.usable_gib:.1f}"
+                )
         except Exception as error:
             self._tell(f"no estimate to compare with: {told_of(error)}")
 
     def _known_job(self) -> Job | None:
-        """The job as given, or as far as it was found out, with the lengths that were seen."""
-        if self.job is not None or "gpu" not in self.fields:
-            return self.job
-        if "sequence_length" in self.fields or "dataset" in self.fields:
-            return Job(**self.fields)
+        """The job as given, or as far as it was found out, with the batches and lengths that were seen."""
+        if self.job is not None:
+            return self.job.model_copy(update=self._seen(self.job))
         mean, _ = self.mean_and_longest()
-        return None if mean is None else Job(**self.fields, sequence_length=mean)
+        if mean is None or "gpu" not in self.fields:
+            return None
+        job = Job(**self.fields, sequence_length=mean)
+        return job.model_copy(update=self._seen(job))
+
+    def _seen(self, job: Job) -> dict[str, Any]:
+        """What the loop tells otherwise than the job: the usual micro-batch, and how many there are a step."""
+        told, rows = sum(self.shapes.values()), Counter[int]()
+        if not told:
+            return {}
+        for (n, _), count in dict(self.shapes).items():
+            rows[n] += count
+        found: dict[str, Any] = {"micro_batch_size": rows.most_common(1)[0][0]}
+        each = round(told / self.count) if self.count else 0
+        if each and job.global_batch_size is None and each != (job.gradient_accumulation_steps or 1):
+            found["gradient_accumulation_steps"] = each
+        return {name: value for name, value in found.items() if getattr(job, name) != value}
+
+    def _contradictions(self) -> list[str]:
+        job = self.job or (Job(**self.fields, sequence_length=1) if self.fields else None)
+        if job is None:
+            return []
+        return [
+            f"{name}={getattr(job, name)} in the job, {value} in the loop"
+            for name, value in self._seen(job).items()
+            if getattr(job, name) is not None
+        ]
 
     # --------------------------------------------------------------------------------------------------- the figures
     def mean_and_longest(self) -> tuple[int | None, int | None]:
@@ -205,20 +252,24 @@ class Watch:
 
     def hours(self) -> tuple[float, float | None]:
         """(spent, left); None where the number of steps is not known. [h]"""
-        spent = (time.perf_counter() - self.started) / HOUR
+        spent = ((time.perf_counter() if self.ended is None else self.ended) - self.started) / HOUR
         if self.steps is None or not self.times:
             return spent, None
         recent = self.times[-RECENT:]
-        return spent, max(self.steps - self.count, 0) * (sum(recent) / len(recent)) / HOUR
+        each = sum(recent) / len(recent) + self.paused / self.count
+        return spent, max(self.steps - self.count, 0) * each / HOUR
 
     def expected_hours(self) -> tuple[float, float, float] | None:
-        """(hours of all steps as estimated, low, high); None without an estimate. [h]"""
+        """(hours of all steps as estimated, low, high); None without an estimate. [h]
+
+        Steps alone: a loop is watched from its first step on, so start-up and saves have no part in it.
+        """
         e = self.estimate
         if e is None:
             return None
-        scale = 1.0 if self.steps is None else self.steps / e.steps
-        low, high = e.interval("hours", self.level)
-        return e.hours * scale, low * scale, high * scale
+        hours = (e.steps if self.steps is None else self.steps) / HOUR
+        low, high = e.interval("step.seconds", self.level)
+        return e.step.seconds * hours, low * hours, high * hours
 
     def status(self) -> str:
         """One line: how far the run is, what it has taken and will take, against the estimate."""
@@ -240,16 +291,17 @@ class Watch:
 
     def _show(self) -> None:
         self._tell(self.status())
-        expected, (spent, left) = self.expected_hours(), self.hours()
-        if expected is None or left is None or len(self.times) < ENOUGH or self.told_outside:
+        if self.estimate is None or len(self.times) < ENOUGH or self.told_outside:
             return
-        _, low, high = expected
-        if not low <= spent + left <= high:
+        mean, (low, high) = statistics.fmean(self.times), self.estimate.interval("step.seconds", self.level)
+        if not low <= mean <= high:
             self.told_outside = True
-            how = "slower" if spent + left > high else "faster"
+            spent, left = self.hours()
+            in_all = "" if left is None else f", {_hours(spent + left)} in all"
             self._tell(
-                f"the run has left the {100 * self.level:.0f} % interval of its estimate: it is {how}, "
-                f"{_hours(spent + left)} in all, {_hours(low)} to {_hours(high)} were expected"
+                f"the run has left the {100 * self.level:.0f} % interval of its estimate: it is "
+                f"{'slower' if mean > high else 'faster'}{in_all}; a step takes {mean:.3g} s, "
+                f"{low:.3g} to {high:.3g} s were expected"
             )
 
     # ------------------------------------------------------------------------------------------------------ the runs
@@ -258,8 +310,7 @@ class Watch:
         job, peak = self._known_job(), _peak_gib()
         if job is None or not (self.times or outcome == "oom"):
             return []
-        job = self._with_batch(job)
-        notes = "" if complete else f"ended after {self.count} steps"
+        notes = "; ".join([*([] if complete else [f"ended after {self.count} steps"]), *self._contradictions()])
         shared: dict[str, Any] = {
             "outcome": outcome, "source": "watched by moecost", "source_key": "own", "date": date.today().isoformat(),
             "notes": notes,
@@ -276,15 +327,6 @@ class Watch:
             return [MeasuredRun(job=of_mean, **time_of, **memory, **shared)]
         found = [MeasuredRun(job=of_mean, **time_of, **shared)] if time_of else []
         return [*found, MeasuredRun(job=of_longest, **memory, **shared)]
-
-    def _with_batch(self, job: Job) -> Job:
-        """The micro-batch that was seen most, where the job leaves it open."""
-        if job.micro_batch_size is not None or not self.shapes:
-            return job
-        rows: Counter[int] = Counter()
-        for (n, _), count in self.shapes.items():
-            rows[n] += count
-        return job.model_copy(update={"micro_batch_size": rows.most_common(1)[0][0]})
 
     def record(self, complete: bool) -> dict[str, Any]:
         """What is written beside the runs."""
@@ -319,8 +361,10 @@ class Watch:
                 self._tell("nothing is written: no step was counted, or the job is not known; pass job= or gpu=")
             return
         try:
+            if not self.kept:  # what is there by now is another's
+                self.out = free_name(self.out)
             write_runs(self.out, runs, self.record(complete))
-            self.disk_failed = False
+            self.disk_failed, self.kept = False, True
         except InvalidInputError as error:
             if not self.disk_failed:
                 self._tell(f"the measured run is not written: {error}")
@@ -369,7 +413,9 @@ def watch(
 
     Notes
     -----
-    Nothing it does raises into the loop. Of several processes (`RANK` in the environment) the first one speaks.
+    Nothing it does raises into the loop; a job or option that cannot be is refused before it begins. Hours and dollars
+    are those from the first step on, against the estimated time of the steps. Of several processes (`RANK` in the
+    environment) the first one speaks.
 
     >>> with watch({"model": "mistral-7b", "gpu": "a40", "sequence_length": 64, "method": "lora"}, steps=3, out=None,
     ...            say=lambda line: None) as run:
@@ -388,6 +434,7 @@ def _job(job: Job | Mapping[str, Any] | str | Path) -> tuple[Job | None, dict[st
     if isinstance(job, str | Path):
         return Job.from_yaml(job), {}
     fields = dict(job)
+    Job(**({"gpu": "any", "sequence_length": 1} | fields))  # what is wrong with them is said now, not after some steps
     known = "sequence_length" in fields or "dataset" in fields
     return (Job(**fields), fields) if known and "gpu" in fields else (None, fields)
 
@@ -418,6 +465,8 @@ def to_stderr(line: str) -> None:
 
 
 def _hours(hours: float) -> str:
+    if hours < 1 / 60:
+        return f"{hours * HOUR:.1f} s"
     return f"{hours * 60:.1f} min" if hours < 1.0 else f"{hours:,.2f} h"
 
 

@@ -203,8 +203,12 @@ def test_what_is_there_already_is_not_replaced(tmp_path: Path, job_file: Path) -
     (["-o", "a.txt"], "a.txt: the name must end in .yaml"),
     (["--device", "tpu"], "device='tpu' must be 'cuda' or 'cpu'"),
     (["--gpu", "a40"], "gpu='a40' has no meaning on the CPU"),
+    (["--node", "nosuch"], "node='nosuch' has no meaning on the CPU"),
+    (["--num-gpus", "0", "-o", "{tmp}/a.yaml"], "num_gpus=0 must be 1 to"),
+    (["--steps", "3", "-o", "{tmp}/a.yaml"], "--steps and --layers belong to --train"),
+    (["--train", "{tmp}/j.yaml", "--repeats", "3"], "--repeats are not for --train"),
     (["--software", "hf-paft", "-o", "{tmp}/a.yaml"], "unknown software profile 'hf-paft'; did you mean"),
-    (["--layers", "3", "-o", "{tmp}/a.yaml"], "--set and --layers belong to --train"),
+    (["--layers", "3", "-o", "{tmp}/a.yaml"], "--set, --steps and --layers belong to --train"),
 ])  # fmt: skip
 def test_bad_input_is_one_line(args: list[str], message: str, tmp_path: Path) -> None:
     device = [] if "--device" in args else ["--device", "cpu"]
@@ -241,7 +245,7 @@ def test_a_gpu_that_is_in_no_catalogue_is_told_of(monkeypatch: pytest.MonkeyPatc
     assert this_machine("cuda", "measured").spec is None
     known = this_machine("cuda", "a40")
     assert (known.name, known.num_devices, known.dtypes) == ("a40", 3, ("bf16", "fp16", "fp32"))
-    with pytest.raises(InvalidInputError, match="num_gpus=4: there are 3 here"):
+    with pytest.raises(InvalidInputError, match="num_gpus=4 must be 1 to the 3 that are here"):
         probe_machine("cuda", "a40", num_gpus=4)
 
 

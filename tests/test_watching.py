@@ -80,7 +80,8 @@ def test_pauses_are_no_steps() -> None:
         run.step()
     run.finish()
     assert run.count == 6
-    assert len(run.times) == 3  # without two of warm-up, and the one with the pause
+    assert len(run.times) == 4  # without two of warm-up
+    assert run.paused >= 0.3
     assert max(run.times) < 0.25
 
 
@@ -100,7 +101,7 @@ def test_hours_and_dollars_against_the_estimate() -> None:
     e = estimate(JOB)
     expected = run.expected_hours()
     assert expected is not None
-    assert expected[0] == pytest.approx(e.hours * 100 / e.steps)
+    assert expected[0] == pytest.approx(e.step.seconds * 100 / 3600)  # of the steps alone, as they are watched
     run.finish()
     assert any("has left the 80 % interval of its estimate: it is slower, 1.00 h in all" in line for line in lines)
 
@@ -252,6 +253,112 @@ def test_other_processes_of_a_run_are_silent(monkeypatch: pytest.MonkeyPatch, tm
     assert list(tmp_path.iterdir()) == []
 
 
+def test_two_watches_of_one_file_keep_two_runs(tmp_path: Path) -> None:
+    out = tmp_path / "run.moecost.json"
+    with (
+        moecost.watch(TINY, out=out, say=lambda line: None) as a,
+        moecost.watch(TINY, out=out, say=lambda line: None) as b,
+    ):
+        for _ in range(4):
+            a.step(2, 512)
+            b.step(2, 512)
+    assert {p.name for p in tmp_path.iterdir()} == {"run.moecost.json", "run-2.moecost.json"}
+    assert {a.out, b.out} == {out, tmp_path / "run-2.moecost.json"}
+
+
+def test_what_the_loop_tells_otherwise_than_the_job_is_taken_and_noted(tmp_path: Path) -> None:
+    """Two micro-batches of 8 a step, where the job says one of 2."""
+    out = tmp_path / "run.moecost.json"
+    with moecost.watch(TINY, steps=6, out=out, say=lambda line: None) as run:
+        for _ in range(6):
+            run.batch(8, 512)
+            run.step(8, 512)
+    (found,) = read(out)
+    assert (found.job.micro_batch_size, found.job.gradient_accumulation_steps) == (8, 2)
+    assert found.notes == "micro_batch_size=2 in the job, 8 in the loop"
+    assert run.estimate is not None
+    assert run.estimate.step.seconds == estimate(found.job).step.seconds
+
+
+def test_the_estimate_is_of_the_batches_that_are_seen() -> None:
+    """A job that leaves the micro-batch open is no run of the largest that fits."""
+    open_job = JOB.model_copy(update={"micro_batch_size": None})
+    with moecost.watch(open_job, steps=5, out=None, say=lambda line: None) as run:
+        for _ in range(5):
+            run.step(2, 512)
+    assert run.estimate is not None
+    assert run.estimate.micro_batch_size == 2
+
+
+def test_a_loop_that_is_left_early_is_not_complete(tmp_path: Path) -> None:
+    out = tmp_path / "run.moecost.json"
+    with moecost.watch(TINY, steps=100, out=out, say=lambda line: None) as run:
+        for _ in range(5):
+            run.step(2, 512)
+    assert read(out)[0].notes == "ended after 5 steps"
+    assert not json.loads(out.read_text())["record"]["complete"]
+
+
+def test_time_after_the_last_step_of_a_broken_run_is_not_spent() -> None:
+    run = Watch(JOB, steps=10, out=None, say=lambda line: None)
+    run.start()
+    run.step()
+    time.sleep(0.3)
+    run.finish(complete=False)
+    assert run.hours()[0] * 3600 < 0.2
+
+
+def test_a_job_that_does_not_fit_is_told_of() -> None:
+    lines: list[str] = []
+    job = {"model": "mixtral-8x7b", "gpu": "a40", "method": "full", "sequence_length": 512, "micro_batch_size": 1}
+    with moecost.watch(job, steps=5, out=None, say=lines.append) as run:
+        run.step(1, 512)
+    assert any("by the estimate this job does not fit" in line for line in lines)
+
+
+@pytest.mark.parametrize("wrong", [{"steps": 0}, {"steps": -5}, {"level": 2.0}])
+def test_wrong_options_are_refused_before_the_loop(wrong: dict[str, Any]) -> None:
+    with pytest.raises(InvalidInputError, match=next(iter(wrong))):
+        moecost.watch(JOB, **wrong)
+
+
+def test_wrong_fields_are_refused_before_the_loop_though_others_are_missing() -> None:
+    with pytest.raises(InvalidInputError, match="wrong"):
+        moecost.watch({"model": "llama-2-7b", "method": "wrong"})
+
+
+@pytest.mark.parametrize(
+    "error",
+    [MemoryError(), RuntimeError("CUDA out of memory. Tried"), RuntimeError("[enforce fail] can't allocate memory")],
+)
+def test_running_out_of_memory_is_known_by_word_and_class(error: Exception, tmp_path: Path) -> None:
+    out = tmp_path / "run.moecost.json"
+
+    def train() -> None:
+        with moecost.watch(JOB, out=out, say=lambda line: None) as run:
+            run.batch(2, 512)
+            raise error
+
+    with pytest.raises(type(error)):
+        train()
+    assert read(out)[0].outcome == "oom"
+
+
+def test_a_run_of_a_model_file_can_be_read_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    assert isinstance(TINY.model, dict)
+    Path("cfg.json").write_text(json.dumps(TINY.model))
+    with moecost.watch(
+        TINY.model_copy(update={"model": "./cfg.json"}), out="run.moecost.json", say=lambda line: None
+    ) as run:
+        for _ in range(4):
+            run.step(2, 512)
+    monkeypatch.chdir(tmp_path)
+    (found,) = read(tmp_path / "here" / "run.moecost.json")
+    assert estimate(found.job).num_parameters == estimate(TINY).num_parameters
+
+
 def test_a_step_takes_less_than_a_tenth_of_a_millisecond() -> None:
     run = Watch(JOB, steps=10_000, out=None, say=lambda line: None)
     run.start()
@@ -271,7 +378,7 @@ SHAPE = {
 LENGTHS = (24, 32, 40)
 
 
-def train(folder: Path, *callbacks: Any, steps: int = 12) -> list[float]:
+def train(folder: Path, *callbacks: Any, steps: int = 12, resume: bool | None = None, **more: Any) -> list[float]:
     """Losses of a LoRA run of a tiny Mixtral, by the Trainer itself."""
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
@@ -282,10 +389,12 @@ def train(folder: Path, *callbacks: Any, steps: int = 12) -> list[float]:
     data = [{"input_ids": torch.arange(n) % 256, "labels": torch.arange(n) % 256} for n in LENGTHS for _ in range(40)]
     options = transformers.TrainingArguments(
         output_dir=str(folder), max_steps=steps, per_device_train_batch_size=1, logging_steps=1, report_to=[],
-        save_strategy="no", disable_tqdm=True, seed=3, use_cpu=True, learning_rate=1e-3,
+        disable_tqdm=True, seed=3, use_cpu=True, learning_rate=1e-3, **({"save_strategy": "no"} | more),
     )  # fmt: skip
-    trainer = transformers.Trainer(model=model, args=options, train_dataset=data, callbacks=list(callbacks))
-    trainer.train()
+    trainer = transformers.Trainer(
+        model=model, args=options, train_dataset=data, eval_dataset=data[:2], callbacks=list(callbacks)
+    )
+    trainer.train(resume_from_checkpoint=resume)
     return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
 
 
@@ -312,6 +421,57 @@ def test_the_callback_changes_nothing_and_knows_what_was_run(tmp_path: Path) -> 
     assert found.step_seconds is not None
     assert any("step 12 of 12" in line and "estimated" in line for line in lines)
     assert estimate(job).num_trainable_parameters == 2 * 4 * ((64 + 64) + (64 + 32))  # q and v of two layers
+
+
+@quiet
+def test_evaluating_and_saving_after_each_step_leaves_the_steps(tmp_path: Path) -> None:
+    callback = MoECostCallback(gpu="a40", say=lambda line: None)
+    often: dict[str, Any] = {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1}
+    train(tmp_path, callback, steps=8, **often)
+    assert callback.watch is not None
+    assert len(callback.watch.times) == 6  # without two of warm-up
+    assert len(read(tmp_path / "run.moecost.json")) == 1
+
+
+@quiet
+def test_a_run_that_goes_on_from_a_checkpoint_has_the_steps_that_are_left(tmp_path: Path) -> None:
+    train(tmp_path, steps=6, save_strategy="steps", save_steps=6)
+    lines: list[str] = []
+    callback = MoECostCallback(gpu="a40", every=0.0, say=lines.append)
+    train(tmp_path, callback, steps=12, resume=True, save_strategy="steps", save_steps=6)
+    assert any("step 6 of 6" in line and "0.0 s" in line for line in lines)
+    assert json.loads((tmp_path / "run.moecost.json").read_text())["record"]["complete"]
+
+
+@quiet
+def test_a_run_that_raised_ends_where_it_did_and_leaves_the_next_alone(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    lines: list[str] = []
+    callback = MoECostCallback(gpu="a40", say=lines.append)
+
+    class Breaks(transformers.TrainerCallback):  # type: ignore[misc,name-defined]
+        def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+            if state.global_step == 6:
+                raise RuntimeError("no more")
+
+    with pytest.raises(RuntimeError, match="no more"):
+        train(tmp_path, callback, Breaks())
+    train(tmp_path, callback)
+    notes = {p.name: read(p)[0].notes for p in tmp_path.glob("*.moecost.json")}
+    assert notes == {"run.moecost.json": "ended after 6 steps", "run-2.moecost.json": ""}
+    record = json.loads((tmp_path / "run-2.moecost.json").read_text())["record"]
+    assert sum(count for _, _, count in record["batches"]) == record["steps"] == 12  # no hook was left behind
+
+
+@quiet
+@pytest.mark.parametrize("as_file", [True, False])
+def test_fields_beside_a_job_replace_its_own(as_file: bool, tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(JOB.to_yaml())
+    given: Any = path if as_file else {name: getattr(JOB, name) for name in JOB.model_fields_set}
+    callback = MoECostCallback(given, gpu="h100", say=lambda line: None)
+    train(tmp_path, callback, steps=4)
+    assert {run.job.gpu for run in read(tmp_path / "run.moecost.json")} == {"h100"}
 
 
 @quiet

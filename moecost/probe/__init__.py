@@ -107,8 +107,8 @@ def _count(machine: Machine, num_gpus: int | None) -> int:
     there = CPU_PROCESSES if machine.device == "cpu" else machine.num_devices
     if num_gpus is None:
         return there
-    if machine.device == "cuda" and not 1 <= num_gpus <= there:
-        raise InvalidInputError(f"num_gpus={num_gpus}: there are {there} here")
+    if num_gpus < 1 or (machine.device == "cuda" and num_gpus > there):
+        raise InvalidInputError(f"num_gpus={num_gpus} must be 1 to the {there} that are here")
     return num_gpus
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeAlias
 
 from moecost.errors import InvalidInputError, UnsupportedError
+from moecost.measured_run import out_of_memory
 from moecost.probe.mixtures import eager, experts_of, grouped
 from moecost.probe.tasks import CannotMeasureError, Task
 
@@ -34,12 +35,6 @@ def dtype_of(name: str) -> Any:
     """PyTorch's data type of our name."""
     torch = torch_module()
     return {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[name]
-
-
-def out_of_memory(error: BaseException) -> bool:
-    """Whether PyTorch means by it that memory ran out; its CPU allocator says so in words alone."""
-    torch = torch_module()
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)
 
 
 class TorchClock:

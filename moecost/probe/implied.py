@@ -49,6 +49,8 @@ ALONE_LOG_SD: Final = 0.05
 """What a kernel that runs alone leaves open of the same one inside a step; a judgement."""
 STACK_LOG_SD: Final[Mapping[str, float]] = {"elementwise_bandwidth": 0.2, "launch_s": 0.2}
 """The same of numbers that a stack has its part in, by the bytes it moves and the Python around its launches."""
+FAR_OUT: Final = math.log(1.25)
+"""A value that is farther than this outside of what is plausible tells of something else than of the machine."""
 LATENCY_S: Final = 2e-5
 """Where the search for a latency starts. [s]"""
 
@@ -74,6 +76,12 @@ def calibration(record: ProbeRecord, profile: SoftwareProfile, base: Calibration
             continue
         low, high = PLAUSIBLE[name].low, PLAUSIBLE[name].high
         value = min(max(fitted[name], low), high)
+        if abs(math.log(fitted[name] / value)) > FAR_OUT:
+            notes.append(
+                f"{name} is not taken from the probe: {fitted[name]:.3g} was measured, {low:.3g} to {high:.3g} is "
+                "plausible; was the machine busy?"
+            )
+            continue
         if not math.isclose(value, fitted[name]):
             notes.append(f"{name}={fitted[name]:.3g} was measured; {value:.3g} is the nearest that is plausible")
         coefficients[name] = Coefficient(

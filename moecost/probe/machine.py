@@ -82,6 +82,8 @@ def this_machine(device: str | None = None, gpu: str | Path | None = None, node:
     if device == "cpu":
         if gpu not in (None, MEASURED):
             raise InvalidInputError(f"gpu={str(gpu)!r:.80} has no meaning on the CPU; leave it out, or use a GPU")
+        if node is not None:
+            raise InvalidInputError(f"node={node!r:.80} has no meaning on the CPU; leave it out, or use a GPU")
         return Machine("cpu", "cpu", cpu_name(), 1, "", None, None)
     if not torch.cuda.is_available():
         raise UnsupportedError(f"PyTorch {torch.__version__} finds no CUDA device here; use device 'cpu'")

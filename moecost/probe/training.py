@@ -23,8 +23,8 @@ from moecost.architecture import ModelSpec
 from moecost.errors import DoesNotFitError, InvalidInputError, MoECostError, UnsupportedError
 from moecost.estimation import estimate_job
 from moecost.job import Job
-from moecost.measured_run import MeasuredRun
-from moecost.probe.clock import TorchClock, dtype_of, out_of_memory, torch_module
+from moecost.measured_run import MeasuredRun, out_of_memory
+from moecost.probe.clock import TorchClock, dtype_of, torch_module
 from moecost.probe.machine import Machine, measured_peaks, this_machine, versions
 from moecost.probe.tasks import task, timing
 from moecost.results import Estimate
@@ -81,7 +81,7 @@ class ShortRun:
             source=f"moecost probe --train on {self.device_name}",
             source_key="probe",
             date=date.today().isoformat(),
-            notes="; ".join(self.notes),
+            notes="; ".join([*self.notes, *([f"ended by {self.ended_by}"] if self.ended_by else [])]),
         )
 
     @property
