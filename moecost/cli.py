@@ -522,6 +522,8 @@ def fit(
 
     if out is not None:
         _check_writable(out, (".yaml", ".yml"))
+    if twice := [path for path in paths if [other.absolute() for other in paths].count(path.absolute()) > 1]:
+        raise InvalidInputError(f"{twice[0]}: is given twice, and would count twice; give each file once")
     probes = [path for path in paths if path.suffix.lower() in (".yaml", ".yml")]
     runs = [run for path in paths if path not in probes for run in _read_runs(path)]
     name = name or (out.stem if out is not None else None)

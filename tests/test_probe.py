@@ -228,6 +228,17 @@ def test_timings_that_contradict_each_other_are_not_taken() -> None:
     assert found.coefficients["elementwise_bandwidth"] == base.coefficients["elementwise_bandwidth"]
 
 
+def test_a_busy_machine_s_rates_are_not_taken() -> None:
+    """Copies that agree with each other, at a hundredth of what a GPU's memory can do."""
+    rate = A40_BOX.spec.bandwidth_gb_per_s * 1e9 / 100  # type: ignore[union-attr]
+    done = [timing(task("copy", "bf16", elements=n), [n * 4 / rate] * 3) for n in (10**8, 2 * 10**8, 4 * 10**8)]
+    found = implied_by(A40_BOX, Timed(tuple(done)), SoftwareProfile.load("hf-peft"))
+    assert found.probe is not None
+    assert any("was measured" in note and "was the machine busy?" in note for note in found.probe.notes)
+    base = Calibration.load("public-2026")
+    assert found.coefficients["elementwise_bandwidth"] == base.coefficients["elementwise_bandwidth"]
+
+
 # -------------------------------------------------------------------------------------------------------- learning
 def slow_run(times: float, **changes: Any) -> MeasuredRun:
     """A run on a machine with the coefficients of `TRUTH` and a stack that takes `times` as long."""
@@ -294,3 +305,9 @@ def test_fit_takes_probes_and_runs_together(tmp_path: Path) -> None:
     refused = CliRunner().invoke(app, ["fit", str(tmp_path / "other.yaml"), files[1]])
     assert refused.exit_code == 2
     assert "is a calibration, but no probe" in refused.output
+    again = CliRunner().invoke(app, ["fit", str(out), files[1]])
+    assert again.exit_code == 2
+    assert "was fitted to runs from box already" in again.output
+    twice = CliRunner().invoke(app, ["fit", *files, files[1]])
+    assert twice.exit_code == 2
+    assert "one.moecost.json: is given twice" in twice.output
