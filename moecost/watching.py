@@ -98,7 +98,7 @@ class Watch:
         self.own_seconds = self.paused = 0.0
         self.shapes: Counter[tuple[int, int]] = Counter()
         self.times = array.array("d")
-        self.count = 0
+        self.count = self.batches = 0
         self.started = self.last = self.shown = time.perf_counter()
         self.ended: float | None = None
         self.estimated: Job | None = None
@@ -116,6 +116,7 @@ class Watch:
     @_safely
     def batch(self, rows: int, length: int) -> None:
         """A micro-batch of `rows` sequences, padded to `length` tokens."""
+        self.batches += 1
         if len(self.shapes) < MAX_LENGTHS or (rows, length) in self.shapes:
             self.shapes[rows, length] += 1
 
@@ -208,38 +209,42 @@ class Watch:
         except Exception as error:
             self._tell(f"no estimate to compare with: {told_of(error)}")
 
-    def _known_job(self) -> Job | None:
-        """The job as given, or as far as it was found out, with the batches and lengths that were seen."""
+    def _told_job(self) -> Job | None:
+        """The job as given, or as far as it was found out, with the lengths that were seen."""
         if self.job is not None:
-            return self.job.model_copy(update=self._seen(self.job))
+            return self.job
         mean, _ = self.mean_and_longest()
-        if mean is None or "gpu" not in self.fields:
-            return None
-        job = Job(**self.fields, sequence_length=mean)
-        return job.model_copy(update=self._seen(job))
+        return None if mean is None or "gpu" not in self.fields else Job(**self.fields, sequence_length=mean)
+
+    def _known_job(self) -> Job | None:
+        """The same with the batches that were seen."""
+        job = self._told_job()
+        return None if job is None else job.model_copy(update=self._seen(job))
 
     def _seen(self, job: Job) -> dict[str, Any]:
         """What the loop tells otherwise than the job: the usual micro-batch, and how many there are a step."""
-        told, rows = sum(self.shapes.values()), Counter[int]()
-        if not told:
+        if not self.shapes:
             return {}
+        rows: Counter[int] = Counter()
         for (n, _), count in dict(self.shapes).items():
             rows[n] += count
         found: dict[str, Any] = {"micro_batch_size": rows.most_common(1)[0][0]}
-        each = round(told / self.count) if self.count else 0
+        each = round(self.batches / self.count) if self.count else 0
         if each and job.global_batch_size is None and each != (job.gradient_accumulation_steps or 1):
             found["gradient_accumulation_steps"] = each
         return {name: value for name, value in found.items() if getattr(job, name) != value}
 
     def _contradictions(self) -> list[str]:
-        job = self.job or (Job(**self.fields, sequence_length=1) if self.fields else None)
-        if job is None:
-            return []
-        return [
-            f"{name}={getattr(job, name)} in the job, {value} in the loop"
-            for name, value in self._seen(job).items()
-            if getattr(job, name) is not None
-        ]
+        job = self._told_job()
+        return (
+            []
+            if job is None
+            else [
+                f"{name}={getattr(job, name)} in the job, {value} in the loop"
+                for name, value in self._seen(job).items()
+                if getattr(job, name) is not None
+            ]
+        )
 
     # --------------------------------------------------------------------------------------------------- the figures
     def mean_and_longest(self) -> tuple[int | None, int | None]:

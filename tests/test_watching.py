@@ -280,6 +280,20 @@ def test_what_the_loop_tells_otherwise_than_the_job_is_taken_and_noted(tmp_path:
     assert run.estimate.step.seconds == estimate(found.job).step.seconds
 
 
+def test_more_shapes_than_are_told_apart_are_no_shorter_steps() -> None:
+    """Four micro-batches a step stay four, though after some thousand lengths no more are told apart."""
+    run = Watch(JOB.model_copy(update={"gradient_accumulation_steps": 4}), out=None, say=lambda line: None)
+    run.start()
+    for length in range(1, 8_001):
+        run.batch(2, length)
+        if length % 4 == 0:
+            run.step()
+    found = run.runs()
+    assert [r.job.gradient_accumulation_steps for r in found] == [4] * len(found)
+    assert {r.notes for r in found} == {""}
+    run.finish()
+
+
 def test_the_estimate_is_of_the_batches_that_are_seen() -> None:
     """A job that leaves the micro-batch open is no run of the largest that fits."""
     open_job = JOB.model_copy(update={"micro_batch_size": None})
