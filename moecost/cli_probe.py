@@ -10,7 +10,7 @@ import tempfile
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Generic, TypeVar
 
 from moecost.calibration import Calibration
 from moecost.errors import InvalidInputError, MoECostError
@@ -22,6 +22,7 @@ from moecost.probe_record import PROBED, Timing
 from moecost.run_json import SUFFIX, write_runs
 
 Say = Callable[[str], object]
+T = TypeVar("T")
 CHECKED: Final = ("eager", "grouped")
 """Kinds of task that coefficients are not fitted to, and so check them."""
 
@@ -45,16 +46,16 @@ def check_new_file(path: Path, suffix: str, force: bool) -> None:
         raise InvalidInputError(f"{path}: cannot be written: {error.strerror}") from None
 
 
-class Keeper:
+class Keeper(Generic[T]):
     """Writes what there is so far; a folder that stops taking files is told of once, and the work goes on."""
 
-    def __init__(self, path: Path, write: Callable[[Path], object], say: Say) -> None:
+    def __init__(self, path: Path, write: Callable[[Path, T], object], say: Say) -> None:
         self.path, self.write, self.say, self.failed = path, write, say, ""
 
-    def keep(self) -> bool:
+    def keep(self, so_far: T) -> bool:
         """Whether it could be written."""
         try:
-            self.write(self.path)
+            self.write(self.path, so_far)
         except MoECostError as error:
             if not self.failed:
                 self.say(str(error))
@@ -84,50 +85,30 @@ def ended_politely() -> Iterator[None]:
 
 def run_probe(out: Path, told: Callable[[int, int, Task], object], say: Say, **how: Any) -> tuple[Calibration, bool]:
     """(what the machine implies, whether it was written)."""
-    found: Calibration | None = None
-
-    def write(path: Path) -> None:
-        assert found is not None
-        found.save(path)
-
-    keeper = Keeper(out, write, say)
-
-    def keep(so_far: Calibration) -> None:
-        nonlocal found
-        found = so_far
-        keeper.keep()
-
+    keeper = Keeper[Calibration](out, lambda path, so_far: so_far.save(path), say)
     with ended_politely():
-        found = probe_machine(told=told, keep=keep, **how)
+        found = probe_machine(told=told, keep=keeper.keep, **how)
     if found.probe is None or not found.probe.timings:
         raise InvalidInputError("the probe was ended before anything was timed; nothing is kept")
     found = found.model_copy(update={"name": out.stem})
-    return found, keeper.keep()
+    return found, keeper.keep(found)
 
 
 def run_training(
     job: Job, out: Path, told: Callable[[int, int, float], object], say: Say, **how: Any
 ) -> tuple[ShortRun, bool]:
     """(what the short run brought, whether it was written). With no step that counts, nothing is."""
-    done: ShortRun | None = None
 
-    def write(path: Path) -> None:
-        assert done is not None
-        if done.run is not None:
-            write_runs(path, [done.run], done.record)
+    def write(path: Path, so_far: ShortRun) -> None:
+        if so_far.run is not None:
+            write_runs(path, [so_far.run], so_far.record)
 
-    keeper = Keeper(out, write, say)
-
-    def keep(so_far: ShortRun) -> None:
-        nonlocal done
-        done = so_far
-        keeper.keep()
-
+    keeper = Keeper[ShortRun](out, write, say)
     with ended_politely():
-        done = train_briefly(job, told=told, keep=keep, **how)
+        done = train_briefly(job, told=told, keep=keeper.keep, **how)
     if done.run is None:
         raise InvalidInputError(f"the run was ended by {done.ended_by} before a step could be counted; nothing is kept")
-    return done, keeper.keep()
+    return done, keeper.keep(done)
 
 
 def default_name(device: str) -> Path:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from types import ModuleType
 
@@ -43,3 +44,20 @@ def tool() -> Callable[[str], ModuleType]:
         return module
 
     return load
+
+
+@pytest.fixture
+def full_disk(monkeypatch: pytest.MonkeyPatch) -> Callable[[], AbstractContextManager[None]]:
+    """A context in which a disk fills up in the middle of each text file."""
+
+    def write_half(self: Path, text: str, encoding: str) -> None:
+        self.write_bytes(text[: len(text) // 2].encode(encoding))
+        raise OSError(28, "No space left on device")
+
+    @contextmanager
+    def full() -> Iterator[None]:
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "write_text", write_half)
+            yield
+
+    return full

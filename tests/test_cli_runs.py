@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -105,17 +106,12 @@ def test_several_stacks_are_fitted_jointly_or_as_one(tmp_path: Path) -> None:
 
 
 def test_a_calibration_is_replaced_whole_or_not_at_all(
-    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    runs: Path, tmp_path: Path, full_disk: Callable[[], AbstractContextManager[None]]
 ) -> None:
     out = tmp_path / "mine.yaml"
     out.write_text("what was there", encoding="utf-8")
 
-    def full(self: Path, text: str, encoding: str) -> None:
-        self.write_bytes(text[: len(text) // 2].encode(encoding))
-        raise OSError(28, "No space left on device")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, "write_text", full)
+    with full_disk():
         status, text, err = run("fit", runs, "-o", out)
     assert (status, text) == (2, "")
     assert err == f"moecost: error: {out}: cannot be written: No space left on device\n"

@@ -7,6 +7,8 @@ import os
 import re
 import shutil
 import subprocess
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -270,19 +272,14 @@ def test_names_of_users_are_text(paper: Estimate) -> None:
 
 # ------------------------------------------------------------------------------------------------------- writing
 def test_a_page_is_written_whole_or_not_at_all(
-    paper: Estimate, job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    paper: Estimate, job: Job, tmp_path: Path, full_disk: Callable[[], AbstractContextManager[None]]
 ) -> None:
     out = tmp_path / "r.html"
     out.write_text("what was there", encoding="utf-8")
 
-    def full(self: Path, text: str, encoding: str) -> None:
-        self.write_bytes(text[: len(text) // 2].encode(encoding))
-        raise OSError(28, "No space left on device")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, "write_text", full)
-        with pytest.raises(InvalidInputError, match=r"r\.html: cannot be written: No space left on device"):
-            write_report(out, paper, job)
+    message = r"r\.html: cannot be written: No space left on device"
+    with full_disk(), pytest.raises(InvalidInputError, match=message):
+        write_report(out, paper, job)
     assert out.read_text(encoding="utf-8") == "what was there"
     assert os.listdir(tmp_path) == ["r.html"]
     paper.to_html(out, job)
